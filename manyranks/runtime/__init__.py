@@ -1,6 +1,6 @@
 """The runtime: rank programs on virtual ranks (`simulate`) and on real processes (`launch`)."""
 
-from manyranks.runtime.comm import Comm, Work
+from manyranks.runtime.comm import Array, Comm, Work
 from manyranks.runtime.errors import (
     CollectiveMismatchError,
     DeadlockError,
@@ -17,6 +17,7 @@ from manyranks.runtime.simulator import simulate
 __all__ = [
     "GPU",
     "GPUS",
+    "Array",
     "Cluster",
     "CollectiveMismatchError",
     "Comm",
