@@ -123,6 +123,7 @@ lock: setup  ## resolve requirements.in into requirements.txt (needs uv on the P
 		echo "# Made by \`make lock\` from requirements.in; Python 3.10 to 3.13, Linux and macOS."
 		uv pip compile requirements.in --universal --python-version 3.10 --no-header --no-annotate --quiet \
 			| grep -vE '^(cuda-|nvidia-|triton)'
+		echo "-e .  # the package itself, from this checkout"
 	} > requirements.txt.new
 	mv requirements.txt.new requirements.txt
 

@@ -52,7 +52,8 @@ def naive_all_reduce(comm: Comm, x: Array) -> Array:
 def pass_around_all_reduce(comm: Comm, x: Array) -> Array:
     """The sum of all ranks' arrays on every rank, by sending whole arrays around a circle.
 
-    N - 1 steps, and every rank sends (N - 1)·S bytes: no hotspot, and no fewer bytes.
+    N - 1 steps, and every rank sends (N - 1)·S bytes. There is no hotspot, and in all
+    it is N/2 times the bytes of the naive way.
 
     Args:
         comm: the communicator, of N ranks.
@@ -77,8 +78,8 @@ def split(x: Array, parts: int) -> list[Array]:
         x: array of shape (length,).
         parts: how many chunks, 1 or more.
 
-    Returns: a list of `parts` views of `x`. Their lengths differ by one at most, the longer ones come first, and some
-    are empty if there are fewer elements than parts.
+    Returns: a list of `parts` views of `x`. Their lengths differ by one at most, the
+    longer ones come first, and some are empty if there are fewer elements than parts.
 
     >>> [chunk.tolist() for chunk in split(np.arange(7), 3)]
     [[0, 1, 2], [3, 4], [5, 6]]
@@ -92,8 +93,8 @@ def ring_reduce_scatter(comm: Comm, chunks: list[Array]) -> None:
 
     Args:
         comm: the communicator, of N ranks.
-        chunks: this rank's array as a list of N chunks. Afterwards ``chunks[comm.rank]`` is the finished sum; the others
-            hold partial sums.
+        chunks: this rank's array as a list of N chunks. Afterwards
+            ``chunks[comm.rank]`` is the finished sum; the others hold partial sums.
     """
     right, left = (comm.rank + 1) % comm.size, (comm.rank - 1) % comm.size
     for step in range(comm.size - 1):
@@ -110,7 +111,8 @@ def ring_all_gather(comm: Comm, chunks: list[Array]) -> None:
 
     Args:
         comm: the communicator, of N ranks.
-        chunks: list of N chunks, of which ``chunks[comm.rank]`` counts. Afterwards all do.
+        chunks: list of N chunks, of which ``chunks[comm.rank]`` counts. Afterwards all
+            do.
     """
     right, left = (comm.rank + 1) % comm.size, (comm.rank - 1) % comm.size
     for step in range(comm.size - 1):
@@ -123,9 +125,10 @@ def ring_all_gather(comm: Comm, chunks: list[Array]) -> None:
 
 
 def ring_all_reduce(comm: Comm, x: Array) -> Array:
-    """The sum of all ranks' arrays on every rank, by the ring algorithm (Patarasuk and Yuan, 2009).
+    """The sum of all ranks' arrays on every rank, by the ring algorithm.
 
-    2(N - 1) steps; each rank sends 2·S·(N - 1)/N bytes, if N divides the number of elements.
+    Patarasuk and Yuan, 2009. It takes 2(N - 1) steps; each rank sends 2·S·(N - 1)/N
+    bytes, if N divides the number of elements.
 
     Args:
         comm: the communicator, of N ranks.
@@ -182,12 +185,13 @@ def ring_all_reduce_seconds(size: float, ranks: int, alpha: float, beta: float) 
 
 
 def tree_ring_crossover(ranks: int, alpha: float, beta: float) -> float:
-    """The message size at which a tree all-reduce and a ring all-reduce are predicted to take the same time.
+    """The message size at which tree and ring all-reduce are predicted to take the same time.
 
     Below it the tree is faster, above it the ring.
 
     Args:
-        ranks: N, 4 or more (with fewer ranks the tree takes as many steps as the ring, or more bytes for nothing).
+        ranks: N, a power of two and 4 or more: for others the tree's formula is only a
+            bound.
         alpha: latency of a message, in seconds.
         beta: bandwidth of a link, in bytes per second.
 
@@ -196,22 +200,23 @@ def tree_ring_crossover(ranks: int, alpha: float, beta: float) -> float:
     >>> round(tree_ring_crossover(16, alpha=1e-6, beta=100e9))
     359184
     """
-    if ranks < 4:
-        raise ValueError(f"ranks must be 4 or more, got {ranks}")
-    rounds = (ranks - 1).bit_length()
+    rounds = ranks.bit_length() - 1
+    if ranks < 4 or ranks != 1 << rounds:
+        raise ValueError(f"ranks must be a power of two, 4 or more, got {ranks}")
     return alpha * beta * (ranks - 1 - rounds) / (rounds - (ranks - 1) / ranks)
 
 
 def hierarchical_all_reduce(comm: Comm, x: Array, per_node: int) -> Array:
-    """The sum of all ranks' arrays on every rank: ring in the node, ring across nodes, ring in the node.
+    """The sum of all ranks' arrays on every rank: in the node, across nodes, in the node.
 
     Args:
-        comm: the communicator; ranks 0 to per_node - 1 are on the first node, and so on.
+        comm: the communicator; ranks 0 to per_node - 1 are on the first node, and so
+            on.
         x: array of any shape, the same on all ranks; S bytes.
         per_node: ranks on a node; it has to divide ``comm.size``.
 
-    Returns: array of the shape of `x`. Each rank sends 2·S·(per_node - 1)/per_node bytes inside its node and, across
-    nodes, only 2·(S/per_node)·(nodes - 1)/nodes.
+    Returns: array of the shape of `x`. Each rank sends 2·S·(per_node - 1)/per_node
+    bytes inside its node and, across nodes, only 2·(S/per_node)·(nodes - 1)/nodes.
     """
     if comm.size % per_node:
         raise ValueError(f"per_node must divide the {comm.size} ranks, got {per_node}")
@@ -227,7 +232,11 @@ def hierarchical_all_reduce(comm: Comm, x: Array, per_node: int) -> Array:
 
 
 def all_reduce_sweep(
-    comm: Comm, buffer: Array, lengths: Sequence[int], repeats: int = 7, algorithm: str = "ours"
+    comm: Comm,
+    buffer: Array,
+    lengths: Sequence[int],
+    repeats: int = 7,
+    algorithm: str = "ours",
 ) -> list[list[float]]:
     """Time an all-reduce over a range of lengths; a rank program.
 
@@ -236,7 +245,8 @@ def all_reduce_sweep(
         buffer: array of shape (at least the largest length,), the same on all ranks.
         lengths: numbers of elements to try.
         repeats: timed repetitions of each; one more warms up.
-        algorithm: "ours" for `ring_all_reduce`, or what ``comm.all_reduce`` takes ("auto" is the backend's own).
+        algorithm: "ours" for `ring_all_reduce`, or what ``comm.all_reduce`` takes
+            ("auto" is the backend's own).
 
     Returns: this rank's seconds, a list of `repeats` for each length. See `quickest`.
     """
@@ -256,10 +266,13 @@ def all_reduce_sweep(
 
 
 def quickest(results: Sequence) -> np.ndarray:
-    """What a collective took at best: of each repetition the slowest rank's time, and the least over repetitions.
+    """What a collective took at best.
+
+    Of each repetition the slowest rank's time counts, and of these the least.
 
     Args:
-        results: one rank's `all_reduce_sweep` result after the other; shape (ranks, lengths, repeats), seconds.
+        results: one rank's `all_reduce_sweep` result after the other; shape (ranks,
+            lengths, repeats), seconds.
 
     Returns: array of shape (lengths,), seconds.
 

@@ -314,7 +314,8 @@ def test_nothing_is_left_unfinished():
 
 def requirements(name: str) -> list[str]:
     lines = (ROOT / name).read_text(encoding="utf-8").splitlines()
-    return [line.split("#")[0].strip() for line in lines if line.split("#")[0].strip()]
+    found = [line.split("#")[0].strip() for line in lines]
+    return [line for line in found if line and line != "-e ."]
 
 
 def canonical(requirement: str) -> str:

@@ -91,7 +91,7 @@ def _forget_old_runs(app: Sphinx) -> None:
         ),
         "assets": config_of_assets(),
     }
-    app.manyranks_stale = {key for key, value in app.manyranks_now.items() if before.get(key, value) != value}
+    app.manyranks_stale = {key for key, value in app.manyranks_now.items() if before.get(key) != value}
     if app.manyranks_now["package"] != before.get("package"):
         shutil.rmtree(mark.parent / ".jupyter_cache", ignore_errors=True)
 
@@ -169,6 +169,8 @@ def _katex(tex: str, display: bool) -> tuple[str, str]:
 
 
 def _formula(node: nodes.Element, tex: str, display: bool) -> str:
+    # Sphinx numbers equations; KaTeX must not do it once more.
+    tex = re.sub(r"\\(begin|end)\{(align|alignat|equation|gather)\}", r"\\\1{\2*}", tex)
     markup, error = _katex(tex, display)
     if error:
         logger.warning(
