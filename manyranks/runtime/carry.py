@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import importlib.util
+import io
 import sys
+import types
+from collections import ChainMap
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -51,7 +53,9 @@ def to_torch(value: Any, device: Any) -> Any:
         try:
             if borrowed:
                 return torch.from_numpy(x.copy().view(borrowed)).view(getattr(torch, x.dtype.name)).to(device)
-            return torch.from_numpy(x.copy() if x.dtype.isnative else x.astype(x.dtype.newbyteorder("="))).to(device)
+            return torch.from_numpy(x.copy() if x.dtype.isnative else x.astype(x.dtype.newbyteorder("="))).to(
+                device
+            )
         except TypeError:
             return x
 
@@ -81,7 +85,13 @@ def from_torch(value: Any, copy: bool = False) -> Any:
                 import ml_dtypes
             except ImportError:
                 return x.float().numpy()
-            return x.contiguous().view(getattr(torch, _BORROWED[name])).numpy().copy().view(getattr(ml_dtypes, name))
+            return (
+                x.contiguous()
+                .view(getattr(torch, _BORROWED[name]))
+                .numpy()
+                .copy()
+                .view(getattr(ml_dtypes, name))
+            )
         return x.numpy().copy() if copy else x.numpy()
 
     return _map(value, change)
@@ -94,24 +104,25 @@ def _module_of(program: Any) -> str | None:
 
 
 def _importable(name: str) -> bool:
-    """Whether another Python with this one's path would find the same module."""
+    """Whether another Python with this one's path would find the same module under this name."""
     module = sys.modules.get(name)
     if module is None or name == "__main__":
         return True  # cloudpickle sends what is in __main__ by value anyway
-    try:
-        spec = importlib.util.find_spec(name)
-    except (ImportError, ValueError, AttributeError):
-        return False
-    if spec is None or spec is getattr(module, "__spec__", None):
-        top = name.partition(".")[0]
-        found = next((f for f in (_find(top, finder) for finder in sys.meta_path) if f is not None), None)
-        return found is not None and getattr(sys.modules.get(top), "__spec__", None) is not None
-    return spec.origin == getattr(module, "__file__", None)
+    origin = getattr(getattr(module, "__spec__", None), "origin", None) or getattr(module, "__file__", None)
+    spec = path = None
+    for end in (i for i, c in enumerate(f"{name}.") if c == "."):
+        spec = next(
+            (s for s in (_find(name[:end], path, finder) for finder in sys.meta_path) if s is not None), None
+        )
+        if spec is None:
+            return False
+        path = spec.submodule_search_locations
+    return spec is not None and spec.origin == origin
 
 
-def _find(name: str, finder: Any) -> Any:
+def _find(name: str, path: Any, finder: Any) -> Any:
     try:
-        return finder.find_spec(name, None, None)
+        return finder.find_spec(name, path)
     except Exception:
         return None
 
@@ -131,16 +142,33 @@ def _by_value(name: str | None) -> Iterator[None]:
         cloudpickle.unregister_pickle_by_value(module)
 
 
+@functools.cache
+def _pickler() -> type:
+    """cloudpickle's pickler, but code keeps the name of its file: tracebacks of the ranks need it."""
+    import cloudpickle
+
+    inherited = cloudpickle.Pickler.dispatch_table
+
+    def code(obj: types.CodeType) -> tuple:
+        make, arguments = inherited[types.CodeType](obj)
+        kept = (obj.co_filename if type(a) is str and a == "<dynamic-code>" else a for a in arguments)
+        return make, tuple(kept)
+
+    class Pickler(cloudpickle.Pickler):
+        dispatch_table = ChainMap({types.CodeType: code}, inherited)
+
+    return Pickler
+
+
 def dumps(value: Any, what: str, like: Any = None) -> bytes:
     """`value` as bytes. Raises TypeError that names `what` if it can't be sent to another process.
 
     `like` is the program: its module goes by value if another process could not import it.
     """
-    import cloudpickle
-
     try:
-        with _by_value(_module_of(like)):
-            return cloudpickle.dumps(value, protocol=5)
+        with _by_value(_module_of(like)), io.BytesIO() as file:
+            _pickler()(file, protocol=5).dump(value)
+            return file.getvalue()
     except Exception as error:
         raise TypeError(
             f"{what} can't be sent to another process: it is, or holds, something that can't be pickled "

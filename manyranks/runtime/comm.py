@@ -18,6 +18,7 @@ import operator
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -118,7 +119,7 @@ class Comm(ABC):
 
     def recv(self, src: int) -> Array:
         """Receive the next array from rank `src`, in the order in which it sent them. Shape and dtype come along."""
-        return self.irecv(src).wait()
+        return self._recv(self._peer(src, "src"))
 
     def isend(self, x: Array, dst: int) -> Work:
         """Start sending `x` to rank `dst`; ``.wait()`` as `send` would have."""
@@ -216,12 +217,18 @@ class Comm(ABC):
         Every member calls it, with the same list; a rank outside may call it too and gets None. Groups may be made of
         groups. Raises ValueError for an empty list, a number twice or one outside the group.
         """
+        if not hasattr(ranks, "__iter__") or isinstance(ranks, str):
+            raise TypeError(f"ranks must be a list of whole numbers, got {ranks!r} ({type(ranks).__name__})")
         members = [_integer(r, "ranks", "a list of whole numbers") for r in ranks]
         if not members or len(set(members)) != len(members) or not all(0 <= r < self.size for r in members):
             raise ValueError(f"ranks must be different numbers from 0 to {self.size - 1}, at least one, got {members}")
         if self.rank not in members:
             return None
         return self._make_group(tuple(self.ranks[r] for r in members))
+
+    def copy(self, x: Array) -> Array:
+        """A copy of `x`, whatever kind of array it is: to change it and leave the original alone."""
+        return self._copy(self._array(x, "x"))
 
     @abstractmethod
     def compute(self, flops: float = 0, bytes: float = 0, seconds: float = 0, label: str = "compute") -> None:
@@ -243,6 +250,9 @@ class Comm(ABC):
 
     @abstractmethod
     def _irecv(self, src: int) -> Work: ...
+
+    def _recv(self, src: int) -> Array:
+        return self._irecv(src).wait()
 
     @abstractmethod
     def _run(self, call: Call, payload: Any, async_op: bool) -> Any:
@@ -303,10 +313,10 @@ class Comm(ABC):
         if x is not None:
             nbytes = int(x.nbytes)
             if like:
-                shape, dtype = tuple(x.shape)[rows:], str(x.dtype).removeprefix("torch.")
+                shape, dtype = tuple(x.shape)[rows:], _dtype_name(x.dtype)
                 if op == "mean" and not _is_float(dtype):
                     raise TypeError(f"op='mean' needs a floating-point array, got dtype {dtype}")
-        return Call(name, algorithm, op, root, shape, dtype, nbytes)
+        return _call_of(name, algorithm, op, root, shape, dtype, nbytes)
 
     # ------------------------------------------------------------------ collectives, message by message
 
@@ -322,7 +332,8 @@ class Comm(ABC):
         return self.xp.maximum if op == "max" else self.xp.minimum
 
     def _finish(self, op: str, x: Array) -> Array:
-        return x / self.size if op == "mean" else x
+        x = x / self.size if op == "mean" else x
+        return np.asarray(x) if isinstance(x, np.generic) else x  # NumPy makes a scalar of a 0-d quotient
 
     def _follow(self, buf: Array, bounds: Sequence[int], steps: Any, op: str | None = None) -> Array:
         """Run `steps` on `buf`, whose chunk i along axis 0 is ``[bounds[i], bounds[i + 1])``; changes and returns it."""
@@ -330,7 +341,7 @@ class Comm(ABC):
         for dst, send, src, recv, reduce in steps:
             going = None if dst is None else self._isend(buf[bounds[send[0]] : bounds[send[1]]], dst)
             if src is not None:
-                incoming = self._irecv(src).wait()
+                incoming = self._recv(src)
                 if not is_phantom(buf):
                     lo, hi = bounds[recv[0]], bounds[recv[1]]
                     buf[lo:hi] = combine(buf[lo:hi], incoming) if reduce else incoming
@@ -357,7 +368,7 @@ class Comm(ABC):
         going = []
         for dst, _, src, _, _ in steps(self.rank, self.size, call.root):
             if src is not None:
-                x = self._irecv(src).wait()
+                x = self._recv(src)
             else:
                 going.append(self._isend(x, dst))
         for work in going:
@@ -374,7 +385,7 @@ class Comm(ABC):
         blocks[self.rank] = x
         for dst, send, src, recv, _ in schedules.ring_all_gather(self.rank, self.size):
             going = self._isend(blocks[send[0]], dst)
-            blocks[recv[0]] = self._irecv(src).wait()
+            blocks[recv[0]] = self._recv(src)
             going.wait()
         return self.xp.concat(blocks) if self.size > 1 else self._copy(x)
 
@@ -387,7 +398,7 @@ class Comm(ABC):
 
     def _move_scatter(self, call: Call, x: Array | None) -> Array:
         if self.rank != call.root:
-            return self._irecv(call.root).wait()
+            return self._recv(call.root)
         bounds = schedules.chunk_bounds(len(x), self.size)
         parts = [x[bounds[r] : bounds[r + 1]] for r in range(self.size)]
         for work in [self._isend(parts[r], r) for r in range(self.size) if r != self.rank]:
@@ -400,7 +411,7 @@ class Comm(ABC):
         for k in range(1, self.size):
             dst, src = (self.rank + k) % self.size, (self.rank - k) % self.size
             going = self._isend(xs[dst], dst)
-            out[src] = self._irecv(src).wait()
+            out[src] = self._recv(src)
             going.wait()
         return out
 
@@ -408,11 +419,21 @@ class Comm(ABC):
         token, bit = self.xp.zeros((0,), dtype=self.xp.uint8), 1
         while bit < self.size:
             going = self._isend(token, (self.rank + bit) % self.size)
-            self._irecv((self.rank - bit) % self.size).wait()
+            self._recv((self.rank - bit) % self.size)
             going.wait()
             bit *= 2
 
 
+#: The ranks of a run make the same calls over and over: one object for equal ones, which also makes comparing them quick.
+_call_of = lru_cache(maxsize=1024)(Call)
+
+
+@lru_cache(maxsize=256)
+def _dtype_name(dtype: Any) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+@lru_cache(maxsize=256)
 def _is_float(dtype: str) -> bool:
     return dtype.startswith(("float", "bfloat")) or (not dtype.startswith(("int", "uint", "bool")) and _np_float(dtype))
 

@@ -19,10 +19,13 @@ from __future__ import annotations
 
 import gc
 import random
+import threading
 import traceback
 from collections import deque
 from collections.abc import Callable
+from contextlib import contextmanager
 from heapq import heappop, heappush
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -37,35 +40,51 @@ from manyranks.runtime.run import Record
 __all__ = ["Channel", "Engine", "Meeting", "Message", "Pending", "Receive", "Strand", "UNSET"]
 
 UNSET = -1.0  # a time that is not known yet
+LAST = 1 << 100  # added to a tie-breaker: at one moment, out ports are given out when all that arrives has arrived
 
 
 class Strand:
     """Something with a clock that can wait: a rank's program (lane 0), or a collective running beside it."""
 
-    __slots__ = ("engine", "rank", "lane", "clock", "round", "seq", "glet", "waits", "call", "quiet", "done")
+    __slots__ = (
+        "engine", "rank", "lane", "clock", "round", "key", "glet", "resume", "waits", "call", "quiet", "done", "refused",
+    )  # fmt: skip
 
-    def __init__(self, engine: Engine, rank: int, lane: int, body: Callable[[Strand], None], clock: float = 0.0, seq: int = 0):
-        self.engine, self.rank, self.lane, self.clock = engine, rank, lane, clock
+    def __init__(self, engine: Engine, rank: int, lane: int):
+        self.engine, self.rank, self.lane = engine, rank, lane
+        self.clock = 0.0
         self.round = 0  # the longest chain of messages behind it
-        self.seq = seq  # numbers its messages: the tie-breaker between simultaneous ones
+        self.key = (rank << 24 | lane) << 40  # numbers its messages: the tie-breaker between simultaneous ones
         self.waits: Any = None
         self.call: Call | None = None  # the collective it is in
         self.quiet = False  # inside a collective: one interval is drawn for the whole call
         self.done = False
-        self.glet = greenlet(lambda: engine.guard(self, body), parent=engine.hub)
+        self.refused = 0
+        self.glet = greenlet(engine.guard, engine.hub)
+        self.resume: Callable = self.glet.switch
         engine.alive.add(self)
 
     def block(self, why: Any) -> None:
         """Let others run until somebody puts this strand on the ready list again."""
         engine = self.engine
-        if engine.over:
-            raise GreenletExit
+        if engine.over or getcurrent() is not self.glet:
+            self._refuse()
         self.waits = why
         if engine.ready:
-            engine.ready.pop().glet.switch()
+            engine.ready.pop()()
         else:
-            engine.hub.switch()
+            engine.to_hub()
         self.waits = None
+
+    def _refuse(self) -> None:
+        if getcurrent() is not self.glet:
+            over = " after its run" if self.engine.over else " from another rank's program, thread or simulation"
+            raise RuntimeError(f"rank {self.rank}'s communicator was called{over}; only that rank's own program may")
+        self.refused += 1
+        if self.refused > 100:  # a program that swallows every exception, and asks again
+            _IMMORTAL.append(self.glet)
+            self.engine.to_hub()
+        raise GreenletExit
 
     def advance(self, to: float, label: str) -> None:
         """Waited until `to`."""
@@ -75,103 +94,146 @@ class Strand:
             self.clock = to
 
 
+_IMMORTAL: list[greenlet] = []  # freeing such a greenlet would raise in it once more, and so for ever
+
+
 class Message(Work):
     """A message, and the sender's handle of it."""
 
     __slots__ = (
-        "strand", "src", "dst", "nbytes", "payload", "round", "channel", "posted", "start", "sent", "arrival", "taken",
-        "receive", "sender_waits",
+        "strand", "channel", "nbytes", "took", "payload", "round", "start", "sent", "arrival", "taken", "waiter",
+        "sender_waits",
     )  # fmt: skip
 
     def wait(self) -> None:
-        if self.taken < 0 or self.sent < 0:
+        sent, taken = self.sent, self.taken
+        if taken < 0 or sent < 0:
             self.sender_waits = True
             self.strand.block(self)
-        self.strand.advance(self.sent if self.sent > self.taken else self.taken, "send")
+            sent, taken = self.sent, self.taken
+        if taken > sent:
+            sent = taken
+        if sent > self.strand.clock:
+            self.strand.advance(sent, "send")
 
     def why(self) -> tuple[str, int]:
-        return f"rank {self.dst} to receive its message", self.dst
+        return f"rank {self.channel.dst} to receive its message", self.channel.dst
 
 
 class Receive(Work):
     """A receive that was posted."""
 
-    __slots__ = ("strand", "src", "message", "posted", "waits")
+    __slots__ = ("strand", "channel", "message", "posted", "waiter")
 
-    def __init__(self, strand: Strand, src: int, message: Message | None):
-        self.strand, self.src, self.message = strand, src, message
+    def __init__(self, strand: Strand, channel: Channel, message: Message | None):
+        self.strand, self.channel, self.message = strand, channel, message
         self.posted = strand.clock
-        self.waits = False
+        self.waiter: Strand | None = None  # the strand, once it waits, as long as there is no message
 
     def wait(self) -> Any:
         m, strand = self.message, self.strand
-        if m is None or m.arrival < 0:
-            self.waits = True
-            strand.block(self)
+        if m is None:
+            self.waiter = strand
+            strand.block(self.channel)
             m = self.message
-        if m.arrival > strand.clock:
-            if not strand.quiet:
-                strand.engine.timeline.append((strand.rank, strand.lane, "wait", "recv", strand.clock, m.arrival))
-            strand.clock = m.arrival
-        if m.round > strand.round:
-            strand.round = m.round
+        elif m.arrival < 0:
+            m.waiter = strand
+            strand.block(self.channel)
+        strand_took(strand, m)
         return m.payload
+
+
+def strand_took(strand: Strand, m: Message) -> None:
+    """`strand` has waited for the arrival of `m`."""
+    arrival = m.arrival
+    if arrival > strand.clock:
+        if not strand.quiet:
+            strand.engine.timeline.append((strand.rank, strand.lane, "wait", "recv", strand.clock, arrival))
+        strand.clock = arrival
+    if m.round > strand.round:
+        strand.round = m.round
+
+
+class Channel:
+    """The messages of one kind from one rank to another, first in, first out.
+
+    What waits is either messages that nobody has asked for or receives that nothing has answered, never both. It is
+    mostly one at a time, so the first has a place of its own and the queue behind it is made when it is needed.
+    """
+
+    __slots__ = ("first", "rest", "tier", "alpha", "gap", "out_free", "in_free", "label", "src", "dst")
+
+    def __init__(self, engine: Engine, src: int, dst: int, label: str):
+        self.first: Message | Receive | None = None
+        self.rest: deque | None = None
+        self.tier = tier = engine.cluster.tier(src, dst)
+        self.alpha, self.gap = engine.alpha[tier], engine.gap[tier]
+        self.out_free, self.in_free = engine.out_free[tier], engine.in_free[tier]
+        self.label, self.src, self.dst = label, src, dst
+
+    def put(self, waiting: Message | Receive) -> None:
+        """Queue up behind `first`."""
+        if self.rest is None:
+            self.rest = deque()
+        self.rest.append(waiting)
 
     def why(self) -> tuple[str, int]:
         return f"a message from rank {self.src}", self.src
 
 
-class Channel:
-    """The messages of one kind from one rank to another, first in, first out."""
-
-    __slots__ = ("sends", "receives", "tier", "alpha", "gap", "label", "src", "dst")
-
-    def __init__(self, engine: Engine, src: int, dst: int, label: str):
-        self.sends: deque[Message] = deque()
-        self.receives: deque[Receive] = deque()
-        self.tier = engine.cluster.tier(src, dst)
-        self.alpha, self.gap = engine.alpha[self.tier], engine.gap[self.tier]
-        self.label, self.src, self.dst = label, src, dst
-
-
 class Pending(Work):
     """Handle of a collective that runs beside the program."""
 
-    __slots__ = ("owner", "call", "result", "finished", "waits")
+    __slots__ = ("comm", "owner", "call", "lane", "result", "finished", "waits", "waited")
 
-    def __init__(self, owner: Strand, call: Call):
-        self.owner, self.call = owner, call
+    def __init__(self, comm: Any, owner: Strand, call: Call):
+        self.comm, self.owner, self.call = comm, owner, call
+        self.lane: Strand | None = None
         self.result: Any = None
         self.finished: tuple[float, int] | None = None  # when, and after how many rounds
         self.waits = False
+        self.waited = False
 
     def wait(self) -> Any:
+        owner = self.owner
         if self.finished is None:
             self.waits = True
-            self.owner.block(self)
+            owner.block(self)
+        if not self.waited:  # from here on the program is past it in virtual time as well
+            self.waited = True
+            self.comm.outstanding -= 1
+            owner.engine.turns[owner.rank] -= 1
         at, round_ = self.finished
-        self.owner.advance(at, self.call.name)
-        self.owner.round = max(self.owner.round, round_)
+        owner.advance(at, self.call.name)
+        owner.round = max(owner.round, round_)
         return self.result
 
     def why(self) -> tuple[str, int]:
-        return f"its own {self.call.name} started with async_op=True", self.owner.rank
+        own = f"its own {self.call.name} started with async_op=True"
+        if self.lane is None or self.lane.waits is None:
+            return own, self.owner.rank
+        what, whom = self.lane.waits.why()
+        return f"{own}, which waits for {what}", whom
 
 
 class Meeting:
     """One collective call of a group: who has come, and with what."""
 
-    __slots__ = ("members", "entries", "came", "slow", "total")
+    __slots__ = ("members", "entries", "came", "state", "plan", "total", "error")
 
     def __init__(self, members: tuple[int, ...]):
         self.members = members
         self.entries: dict[int, tuple[Strand, Call, Any]] = {}  # those that wait here, by rank in the group
         self.came: dict[int, Call] = {}  # everybody so far
-        self.slow = False  # decided to go message by message
-        self.total: Any = None  # of what was brought: reduced by a closed form, bytes in a vectorised ring
+        self.state = "open"  # then "slow" (message by message), or "planned" and "done" (all at once)
+        self.plan: Any = None
+        self.total: Any = None  # reduced by a closed form; rows in a vectorised ring
+        self.error: BaseException | None = None
 
     def why(self) -> tuple[str, int]:
-        absent = next(w for i, w in enumerate(self.members) if i not in self.came)
+        absent = next((w for i, w in enumerate(self.members) if i not in self.came and i not in self.entries), None)
+        if absent is None:
+            return "all ranks to reach the same collective call", next(iter(self.entries.values()))[0].rank
         name = next(iter(self.came.values())).name
         return f"rank {absent} to join {name}", absent
 
@@ -187,19 +249,28 @@ class Engine:
         self.out_free = [[0.0] * ranks for _ in self.alpha]
         self.in_free = [[0.0] * ranks for _ in self.alpha]
         self.hub = getcurrent()
-        self.ready: list[Strand] = []
+        self.to_hub = self.hub.switch
+        self.ready: list[Callable] = []  # `resume` of the strands that can run
         # Started from the hub only: a greenlet started by another would count its frames to the recursion limit.
-        self.starting: list[Strand] = []
-        self.fresh: list[tuple] = []  # events not sorted in yet: (time, rank, lane, seq, Message or Meeting)
+        self.starting: list[tuple[Strand, Callable[[Strand], None]]] = []
+        # Events are (time, tie-breaker, Message or Meeting). What is due is not known before all strands are at rest.
+        self.fresh: list[tuple] = []  # not sorted in yet
         self.events: list[tuple] = []
         self.sorted = True
-        self.beside = [0] * ranks  # strands beside the program, for each rank
+        self.forming: dict[Meeting, float] = {}  # ring collectives of phantoms that somebody has just entered: since when
+        self.meeting_keys = count(-1, -1)
+        # Ports that a ring collective timed in advance relies on: (tier, rank) -> its Meeting, or when its last message comes from whom.
+        self.planned: dict[tuple[int, int], Meeting | tuple[float, int]] = {}
+        # For each rank: collectives beside it that it has not waited for, and messages in line for its out port. While
+        # there are any, its messages take their turns in virtual time.
+        self.turns = [0] * ranks
         self.lanes = [0] * ranks  # the last lane given out
         self.mains: list[Strand] = []
         self.alive: set[Strand] = set()
         self.channels: dict[tuple, Channel] = {}
         self.meetings: dict[tuple, Meeting] = {}
-        self.failures: list[tuple[float, int, BaseException]] = []
+        self.mismatched: list[Meeting] = []
+        self.failures: list[tuple[float, int, int, BaseException]] = []
         self.timeline: list[tuple] = []
         self.log: list[tuple] = []
         self.records: list[Record] = []
@@ -212,46 +283,71 @@ class Engine:
     # ------------------------------------------------------------------ strands
 
     def guard(self, strand: Strand, body: Callable[[Strand], None]) -> None:
+        """What every greenlet runs."""
         try:
             body(strand)
         except GreenletExit:
             pass
-        except BaseException as error:  # told after the others have come to rest; see `run`
-            self.failures.append((strand.clock, strand.rank, error))
+        except KeyboardInterrupt:  # goes on to the hub, and ends the run at once
+            if not self.over:
+                raise
+        except BaseException as error:  # told when its time has come; see `run`
+            self.failures.append((strand.clock, strand.rank, strand.lane, error))
         finally:
             strand.done = True
             self.alive.discard(strand)
 
     def run(self) -> None:
         """Run all strands to their end, or raise what stopped them."""
-        collecting = gc.isenabled()
-        gc.disable()  # millions of small objects, none of them in a cycle: looking for cycles would take most of the time
-        try:
-            while True:
-                if self.rng:
-                    self.rng.shuffle(self.ready)
-                    self.rng.shuffle(self.starting)
-                while self.starting or self.ready:
-                    (self.starting or self.ready).pop().glet.switch()
-                if self.failures:
-                    self._raise_failure()
-                if not self.settle():
-                    break
-            if self.alive:
-                self._raise_deadlock()
-            self._check_all_received()
-        finally:
-            if collecting:
-                gc.enable()
-            self.over = True
-            for strand in list(self.alive):
-                strand.glet.throw(GreenletExit)
+        with _calm_collector():
+            try:
+                starting, ready = self.starting, self.ready
+                while True:
+                    if self.rng:
+                        self.rng.shuffle(ready)
+                        self.rng.shuffle(starting)
+                    while ready or starting:
+                        if starting:
+                            strand, body = starting.pop()
+                            strand.resume(strand, body)
+                        else:
+                            ready.pop()()
+                    if self.mismatched:
+                        self._raise_mismatch()
+                    self._sort_in()
+                    # Others that are earlier in virtual time may fail yet.
+                    if self.failures and not (self.events and self.events[0][0] < min(self.failures)[0]):
+                        self._raise_failure()
+                    if not self.events:
+                        break
+                    self.settle()
+                if self.alive:
+                    self._raise_deadlock()
+                self._check_all_received()
+            finally:
+                self._end()
+
+    def _end(self) -> None:
+        """Stop the strands that are left, and let go of everything, so that a run is freed without a collector."""
+        self.over = True
+        for strand in sorted(self.alive, key=lambda s: (s.rank, s.lane)):
+            strand.glet.throw(GreenletExit)
+        for strand in (*self.mains, *self.alive):
+            strand.glet = strand.resume = None
+        for held in (self.alive, self.channels, self.meetings, self.forming, self.planned):
+            held.clear()
+        for held in (self.mains, self.fresh, self.events, self.ready, self.starting, self.mismatched, self.failures):
+            held.clear()
 
     # ------------------------------------------------------------------ messages
 
-    def settle(self) -> bool:
-        """Settle the earliest messages on their in ports and wake who waited for them. False if there is none."""
+    def _sort_in(self) -> None:
+        """Put the new events with the others."""
         events, fresh = self.events, self.fresh
+        if self.forming:
+            for meeting, since in self.forming.items():
+                fresh.append((since, next(self.meeting_keys), meeting))
+            self.forming.clear()
         if fresh:
             if len(fresh) * 4 > len(events):
                 events.extend(fresh)
@@ -262,84 +358,144 @@ class Engine:
                     heappush(events, event)
                 self.sorted = False
             fresh.clear()
-        if not events:
-            return False
-        first = events[0]
-        if first[4].__class__ is Meeting:
+
+    def settle(self) -> None:
+        """Settle the earliest messages on their in ports and wake who waited for them."""
+        events = self.events
+        head, key, first = events[0]
+        if first.__class__ is Meeting or first.start < 0:
             heappop(events)
             self.sorted = False
-            self._decide(first[4], first[0])
-            return True
-        if first[4].start < 0:  # waits for its sender's out port
-            heappop(events)
-            self.sorted = False
-            self._depart(first[4], first[0])
-            return True
-        limit = first[0] + self.lookahead
-        if self.sorted and events[-1][0] <= limit:
+            if first.__class__ is Meeting:
+                self._decide(first, head)
+            else:
+                self._depart(first, head, key)
+            return
+        limit = head + self.lookahead
+        if self.sorted and (events[-1][0] < limit or events[-1][0] == head):
             batch, self.events = events, []
-            for i, event in enumerate(batch):
-                if event[4].__class__ is Meeting or event[4].start < 0:
-                    batch, self.events = batch[:i], batch[i:]
-                    break
         else:
             batch = []
-            while events and events[0][0] <= limit:
-                if events[0][4].__class__ is Meeting or events[0][4].start < 0:
+            while events and (events[0][0] < limit or events[0][0] == head):
+                m = events[0][2]
+                if m.__class__ is Meeting or m.start < 0:
                     break
                 batch.append(heappop(events))
             self.sorted = False
-        in_free, log, ready = self.in_free, self.log, self.ready
-        for head, src, _, _, m in batch:
-            channel, dst = m.channel, m.dst
-            ports = in_free[channel.tier]
+        append, wake, planned = self.log.append, self.ready.append, self.planned
+        for head, key, m in batch:
+            if m.__class__ is Meeting or m.start < 0 or (planned and self._disturbs(m, head)):
+                # From here on it depends on what those woken so far do.
+                rest = batch[batch.index((head, key, m)) :]
+                if self.events:
+                    for event in rest:
+                        heappush(self.events, event)
+                else:
+                    self.events = rest
+                return
+            channel = m.channel
+            ports, dst = channel.in_free, channel.dst
             free = ports[dst]
-            ports[dst] = m.arrival = (head if head > free else free) + m.nbytes * channel.gap
-            log.append((src, dst, m.nbytes, m.start, m.arrival, m.round, channel.label, channel.tier, 1))
-            receive = m.receive
-            if receive is not None and receive.waits:
-                receive.waits = False
-                ready.append(receive.strand)
-        return True
+            ports[dst] = m.arrival = arrival = (head if head > free else free) + m.took
+            append((channel.src, dst, m.nbytes, m.start, arrival, m.round, channel.label, channel.tier, 1))
+            waiter = m.waiter
+            if waiter is not None:
+                m.waiter = None
+                wake(waiter.resume)
 
-    def _depart(self, m: Message, at: float) -> None:
+    def _depart(self, m: Message, at: float, key: int) -> None:
         """It is this message's turn to ask for its sender's out port."""
         channel = m.channel
-        free = self.out_free[channel.tier][m.src]
+        src = channel.src
+        free = channel.out_free[src]
         m.start = at if at > free else free
-        m.sent = self.out_free[channel.tier][m.src] = m.start + m.nbytes * channel.gap
-        self.fresh.append((m.start + channel.alpha, m.src, m.strand.lane, m.posted, m))
+        m.sent = channel.out_free[src] = m.start + m.took
+        self.turns[src] -= 1
+        self.fresh.append((m.start + channel.alpha, key - LAST, m))
         if m.sender_waits and m.taken >= 0:
             m.sender_waits = False
-            self.ready.append(m.strand)
+            self.ready.append(m.strand.resume)
+
+    # ------------------------------------------------------------------ ring collectives of phantoms, all at once
 
     def _decide(self, meeting: Meeting, at: float) -> None:
-        """The first member's turn in a ring collective of phantoms: all at once, or message by message?"""
-        if meeting.slow or not meeting.entries:
-            return
-        entries = [meeting.entries.get(i) for i in range(len(meeting.members))]
-        if None in entries or self._busy(meeting.members):
-            meeting.slow = True
-            self.ready.extend(strand for strand, _, _ in meeting.entries.values())
-        else:
-            vectorised.run_ring(self, meeting.members, entries)
-            meeting.total = sum(payload.nbytes for _, _, payload in entries)
-            self.ready.extend(strand for strand, _, _ in entries)
+        """The first member's turn: all at once, or message by message? Later: has it stayed undisturbed?"""
+        if meeting.state == "planned" and at == meeting.plan.first_end:
+            self._commit(meeting)
+        elif meeting.state == "open":
+            if len(meeting.entries) < len(meeting.members):
+                self._go_slow(meeting)
+                return
+            entries = [meeting.entries[i] for i in range(len(meeting.members))]
+            meeting.plan = plan = vectorised.plan_ring(self, meeting.members, entries)
+            if self.planned and any(self.planned.get(port, (0.0,))[0] >= plan.first_head for port in plan.ports):
+                self._go_slow(meeting)  # an earlier ring that was timed all at once still occupies one of them
+            elif len(self.alive) == len(entries) and not self.events:  # nobody is left who could disturb it
+                self._commit(meeting)
+            else:
+                # Its ports may still be wanted by others before its end. Nobody goes on until that is certain.
+                meeting.state = "planned"
+                self.planned.update(dict.fromkeys(plan.ports, meeting))
+                self.fresh.append((plan.first_end, next(self.meeting_keys), meeting))
+
+    def _commit(self, meeting: Meeting) -> None:
+        plan = meeting.plan
+        if meeting.state == "planned":
+            for port in plan.ports:
+                del self.planned[port]
+        entries = [meeting.entries[i] for i in range(len(meeting.members))]
+        vectorised.run_ring(self, meeting.members, entries, plan)
+        # Whoever ends first may send to a member that has not ended: such a message must not come before the ring's.
+        if plan.last_head >= plan.first_end:
+            for i, port in enumerate(plan.ports):
+                self.planned[port] = (plan.last_heads[i], meeting.members[i - 1])
+        meeting.state, meeting.plan = "done", None
+        meeting.total = sum(len(payload) if payload.ndim else 1 for _, _, payload in entries)
+        self.ready.extend(strand.resume for strand, _, _ in entries)
         meeting.entries = {}
 
-    def _busy(self, members: tuple[int, ...]) -> bool:
-        """Whether a message is under way from or to one of these ranks, or a collective runs beside its program."""
-        inside = set(members)
-        return any(self.beside[w] for w in members) or any(
-            e[4].__class__ is Message and (e[4].src in inside or e[4].dst in inside) for e in self.events + self.fresh
-        )
+    def _go_slow(self, meeting: Meeting) -> None:
+        if meeting.state == "planned":
+            for port in meeting.plan.ports:
+                del self.planned[port]
+        meeting.state, meeting.plan = "slow", None
+        self.ready.extend(strand.resume for strand, _, _ in meeting.entries.values())
+        meeting.entries = {}
+
+    def _disturbs(self, m: Message, head: float) -> bool:
+        """Whether message `m` reaches a port that a ring timed in advance relies on. Then the ring goes slow."""
+        port = (m.channel.tier, m.channel.dst)
+        found = self.planned.get(port)
+        if found is None:
+            return False
+        if found.__class__ is Meeting:
+            self._go_slow(found)
+            return True
+        del self.planned[port]
+        if (head, m.channel.src) < found:
+            late = m.channel.in_free[m.channel.dst] - head
+            self.notes.append(
+                f"a message from rank {m.channel.src} to rank {m.channel.dst} met a ring collective that was timed all at "
+                f"once, and was put behind it: up to {late:.3g} s late"
+            )
+        return False
 
     # ------------------------------------------------------------------ what went wrong
 
+    def _raise_mismatch(self) -> None:
+        """Of all pairs of ranks that disagree, name the lowest: who came first depends on the order of running them."""
+        pairs = []
+        for meeting in self.mismatched:
+            calls = sorted((meeting.members[i], call) for i, call in meeting.came.items())
+            a, call_a = calls[0]
+            pairs.append((a, *next((b, call_a, c) for b, c in calls if c.agreement() != call_a.agreement())))
+        a, b, call_a, call_b = min(pairs, key=lambda p: p[:2])
+        raise CollectiveMismatchError(
+            f"the ranks of a group must make the same collective call: rank {a} called {call_a}, rank {b} called {call_b}"
+        )
+
     def _raise_failure(self) -> None:
-        _, rank, error = min(self.failures, key=lambda f: f[:2])
-        if isinstance(error, (CollectiveMismatchError, KeyboardInterrupt)):
-            raise error
+        _, rank, _, error = min(self.failures, key=lambda f: f[:3])
         frames = [f for f in traceback.extract_tb(error.__traceback__) if not _ours(f.filename)]
         text = "Traceback (most recent call last):\n" + "".join(traceback.format_list(frames))
         text += "".join(traceback.format_exception_only(type(error), error))
@@ -364,16 +520,41 @@ class Engine:
         raise DeadlockError("\n".join([head, *lines]), waiting, cycle)
 
     def _check_all_received(self) -> None:
-        for channel in self.channels.values():
-            if channel.sends:
-                m = channel.sends[0]
-                raise UnreceivedMessageError(
-                    f"rank {m.src} sent {len(channel.sends)} message(s) to rank {m.dst} that nobody received "
-                    f"(the first: {m.nbytes} bytes)"
-                )
-            if channel.receives:
-                r = channel.receives[0]
-                raise UnreceivedMessageError(f"rank {channel.dst} posted a receive from rank {r.src} that nothing answered")
+        left = [c for c in self.channels.values() if c.first is not None]
+        if not left:
+            return
+        channel = min(left, key=lambda c: (c.src, c.dst))
+        if channel.first.__class__ is Receive:
+            raise UnreceivedMessageError(
+                f"rank {channel.dst} posted a receive from rank {channel.src} that nothing answered"
+            )
+        raise UnreceivedMessageError(
+            f"rank {channel.src} sent {1 + len(channel.rest or ())} message(s) to rank {channel.dst} that nobody received "
+            f"(the first: {channel.first.nbytes} bytes)"
+        )
+
+
+_COLLECTOR = threading.Lock()
+_calm: list[tuple[int, int, int]] = []  # thresholds to go back to, one for each run under way
+
+
+@contextmanager
+def _calm_collector():
+    """Let Python look for cycles seldom: a run makes millions of small objects, hardly any of them in a cycle.
+
+    Not never: a program's own cycles (an autograd graph, say) may hold large arrays.
+    """
+    with _COLLECTOR:
+        _calm.append(gc.get_threshold())
+        gc.set_threshold(max(500_000, _calm[0][0]), *_calm[0][1:])
+    try:
+        yield
+    finally:
+        with _COLLECTOR:
+            first = _calm[0]
+            _calm.pop()
+            if not _calm:
+                gc.set_threshold(*first)
 
 
 RUNTIME = str(Path(__file__).parent)
@@ -388,7 +569,12 @@ def _place(strand: Strand) -> str:
     frame = strand.glet.gr_frame
     while frame is not None and _ours(frame.f_code.co_filename):
         frame = frame.f_back
-    return f" [{Path(frame.f_code.co_filename).name}:{frame.f_lineno}]" if frame else ""
+    if frame is None:
+        return ""
+    file = Path(frame.f_code.co_filename)
+    if not file.exists() or "ipykernel" in file.parent.name:  # a notebook's cell has no name worth telling
+        return f" [{frame.f_code.co_name}, line {frame.f_lineno}]"
+    return f" [{file.name}:{frame.f_lineno}]"
 
 
 def _cycle(waits_for: dict[int, int]) -> tuple[int, ...]:

@@ -14,9 +14,9 @@ import torch.distributed as dist
 
 from manyranks.runtime.comm import Call
 from manyranks.runtime.schedules import chunk_bounds
-from manyranks.runtime.wire import _bytes, _pack, _unpack
+from manyranks.runtime.wire import array_in, pack, unpack
 
-__all__ = ["has", "run"]
+__all__ = ["Lacking", "has", "run"]
 
 _OPS = {"sum": "SUM", "mean": "SUM", "max": "MAX", "min": "MIN", "prod": "PRODUCT"}
 _REDUCED = ("all_reduce", "reduce", "reduce_scatter")
@@ -25,6 +25,10 @@ _NCCL = {*_GLOO, torch.bfloat16}
 _PACKET = 1024  # bytes: a broadcast's header, and its payload if that fits
 _local = threading.local()
 _lacking: set[str] = set()
+
+
+class Lacking(Exception):
+    """The backend turned out not to have this collective."""
 
 
 def has(call: Call, payload: Any, world: Any) -> bool:
@@ -78,22 +82,20 @@ def _reduce(comm: Any, call: Call, x: torch.Tensor, group: Any, on: torch.device
 
 def _broadcast(comm: Any, call: Call, x: torch.Tensor | None, group: Any, on: torch.device) -> torch.Tensor:
     """First a packet of fixed size with shape and dtype, and the payload if it is short; then the payload."""
-    root = comm.ranks[call.root]
-    packet = torch.zeros(_PACKET, dtype=torch.uint8)
-    if comm.rank == call.root:
-        body = _bytes(_own(x, torch.device("cpu") if x.nbytes <= _PACKET else on))
-        head = _pack(x, 0, 0, 0, None)
-        packet[: head.numel()] = head
-        fits = head.numel() + body.numel() <= _PACKET
-        if fits:
-            packet[head.numel() : head.numel() + body.numel()] = body.cpu()
+    root, giver = comm.ranks[call.root], comm.rank == call.root
+    buffer = bytearray(_PACKET)
+    packet = torch.frombuffer(buffer, dtype=torch.uint8)
+    if giver:
+        first = pack(x.cpu() if x.nbytes < _PACKET else x, 0, 0, 0, x.nbytes < _PACKET)
+        first = first if first.numel() <= _PACKET else pack(x, 0, 0, 0, False)
+        packet[: first.numel()] = first
     dist.broadcast(packet, root, group=group)
-    nbytes, _, _, _, dtype, shape, head = _unpack(packet)
+    nbytes, _, _, _, dtype, shape, head = unpack(buffer)
     if head + nbytes <= _PACKET:
-        return packet[head : head + nbytes].clone().view(dtype).reshape(shape)
-    buf = body.to(on) if comm.rank == call.root else torch.empty(nbytes, dtype=torch.uint8, device=on)
-    dist.broadcast(buf, root, group=group)
-    return buf.view(dtype).reshape(shape)
+        return array_in(buffer, nbytes, head, dtype, shape)
+    buf = _own(x, on) if giver else torch.empty(shape, dtype=dtype, device=on)
+    dist.broadcast(buf.view(-1).view(torch.uint8), root, group=group)
+    return buf
 
 
 def _all_gather(comm: Any, call: Call, x: torch.Tensor, group: Any, on: torch.device) -> torch.Tensor:
@@ -105,11 +107,11 @@ def _all_gather(comm: Any, call: Call, x: torch.Tensor, group: Any, on: torch.de
     rows = _local.rows = [int(counts[at.index(r)]) for r in comm.ranks]
     longest = max(rows)
     tail = tuple(x.shape[1:])
-    if longest == 0 or x[:0].numel() or not _row_bytes(x):
+    if longest == 0 or not _row_bytes(x):
         return x.new_zeros((sum(rows), *tail))
     body = torch.zeros((longest, _row_bytes(x)), dtype=torch.uint8, device=on)
     if len(x):
-        body[: len(x)] = _bytes(x.contiguous()).reshape(len(x), -1).to(on)
+        body[: len(x)] = _own(x, on).view(-1).view(torch.uint8).reshape(len(x), -1)
     parts = [torch.empty_like(body) for _ in range(n)]
     dist.all_gather(parts, body, group=group)
     whole = torch.cat([parts[at.index(r)][: rows[i]] for i, r in enumerate(comm.ranks)])
@@ -134,12 +136,14 @@ def _reduce_scatter(comm: Any, call: Call, x: torch.Tensor, group: Any, on: torc
         padded[slot, : bounds[r + 1] - bounds[r]] = x[bounds[r] : bounds[r + 1]]
     out = torch.empty((longest, *x.shape[1:]), dtype=x.dtype, device=on)
     try:
-        dist.reduce_scatter_tensor(out, padded.flatten(0, 1), getattr(dist.ReduceOp, _OPS[call.op]), group=group)
+        dist.reduce_scatter_tensor(
+            out, padded.flatten(0, 1), getattr(dist.ReduceOp, _OPS[call.op]), group=group
+        )
     except RuntimeError as error:
         if "support" not in str(error):
             raise
         _lacking.add("reduce_scatter")  # gloo of older versions: the same on all ranks
-        return comm._do(call, x, comm.lane, comm._count)
+        raise Lacking from error
     return comm._finish(call.op, out[: bounds[comm.rank + 1] - bounds[comm.rank]].clone())
 
 

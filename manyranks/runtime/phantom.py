@@ -7,6 +7,7 @@ the phantom of the right shape and dtype. It has no values: asking for one is a 
 from __future__ import annotations
 
 import math
+import operator
 from typing import Any
 
 import numpy as np
@@ -39,14 +40,27 @@ class Phantom(NDArrayOperatorsMixin):
 
     def __init__(self, shape: int | tuple[int, ...], dtype: Any = np.float32):
         if type(shape) is not tuple:
-            shape = (shape,) if hasattr(shape, "__index__") else tuple(shape)
+            shape = tuple(shape) if np.ndim(shape) else (shape,)
         for n in shape:
-            if isinstance(n, bool) or not hasattr(n, "__index__") or n < 0:
+            if isinstance(n, bool) or not hasattr(n, "__index__"):
+                raise TypeError(f"shape must be whole numbers >= 0, got {shape!r}")
+            if n < 0:
                 raise ValueError(f"shape must be whole numbers >= 0, got {shape!r}")
-        self.shape = tuple(int(n) for n in shape)
+        self.shape = tuple(map(operator.index, shape))
         self.dtype = np.dtype(dtype)
+        if self.dtype.hasobject:
+            raise TypeError(f"dtype must be a type of numbers, got {self.dtype}")
         self.size = math.prod(self.shape)
         self.nbytes = self.size * self.dtype.itemsize
+
+    @classmethod
+    def _make(cls, shape: tuple[int, ...], dtype: np.dtype) -> Phantom:
+        """Without the checks: slices are made by the million."""
+        self = cls.__new__(cls)
+        self.shape, self.dtype = shape, dtype
+        self.size = size = math.prod(shape)
+        self.nbytes = size * dtype.itemsize
+        return self
 
     # -- what an array can say of itself
     @property
@@ -59,7 +73,7 @@ class Phantom(NDArrayOperatorsMixin):
 
     @property
     def T(self) -> Phantom:
-        return Phantom(self.shape[::-1], self.dtype)
+        return Phantom._make(self.shape[::-1], self.dtype)
 
     @property
     def mT(self) -> Phantom:
@@ -91,17 +105,18 @@ class Phantom(NDArrayOperatorsMixin):
 
     # -- indexing
     def __getitem__(self, key: Any) -> Phantom:
-        if type(key) is slice and self.shape:  # the common case, quickly
-            return Phantom((len(range(*key.indices(self.shape[0]))), *self.shape[1:]), self.dtype)
-        keys = key if isinstance(key, tuple) else (key,)
-        if any(isinstance(k, (Phantom, list)) or (isinstance(k, np.ndarray) and k.dtype == bool) for k in keys):
-            raise TypeError("a phantom array takes whole numbers, slices and integer arrays as an index, got " + repr(key))
-        # A view of stride 0 has the index arithmetic of an array of this shape, and one element of memory.
-        hull = np.broadcast_to(np.empty((), np.uint8), self.shape)
-        return Phantom(hull[key].shape, self.dtype)
+        shape = self.shape
+        if type(key) is slice and shape:  # the common case, quickly
+            if key.step is None:
+                start, stop, _ = key.indices(shape[0])
+                return Phantom._make((stop - start if stop > start else 0, *shape[1:]), self.dtype)
+            return Phantom._make((len(range(*key.indices(shape[0]))), *shape[1:]), self.dtype)
+        return Phantom._make(_index_shape(shape, key if isinstance(key, tuple) else (key,)), self.dtype)
 
     def __setitem__(self, key: Any, value: Any) -> None:
         into, shape = self[key].shape, np.shape(value)
+        while len(shape) > len(into) and shape[0] == 1:  # as NumPy does
+            shape = shape[1:]
         if shape != into and np.broadcast_shapes(shape, into) != into:
             raise ValueError(f"cannot put shape {shape} into shape {into}")
 
@@ -110,74 +125,137 @@ class Phantom(NDArrayOperatorsMixin):
         return self
 
     def astype(self, dtype: Any, copy: bool = True) -> Phantom:
-        return Phantom(self.shape, dtype)
+        return Phantom._make(self.shape, np.dtype(dtype))
 
-    def reshape(self, *shape: Any) -> Phantom:
-        new = tuple(shape[0]) if len(shape) == 1 and isinstance(shape[0], (tuple, list)) else tuple(shape)
+    def reshape(self, *shape: Any, order: str = "C", copy: Any = None) -> Phantom:
+        new = shape[0] if len(shape) == 1 and not hasattr(shape[0], "__index__") else shape
+        new = tuple(map(operator.index, new))
         if new.count(-1) == 1:
             rest = math.prod(n for n in new if n != -1)
-            if not rest or self.size % rest:
-                raise ValueError(f"cannot reshape array of size {self.size} into shape {new}")
-            new = tuple(self.size // rest if n == -1 else n for n in new)
-        if math.prod(new) != self.size:
+            new = tuple((self.size // rest if rest else -1) if n == -1 else n for n in new)
+        if math.prod(new) != self.size or min(new, default=0) < 0:
             raise ValueError(f"cannot reshape array of size {self.size} into shape {new}")
-        return Phantom(new, self.dtype)
+        return Phantom._make(new, self.dtype)
 
-    def ravel(self) -> Phantom:
-        return self.reshape(-1)
+    def ravel(self, order: str = "C") -> Phantom:
+        return self.reshape(-1) if self.size else Phantom._make((0,), self.dtype)
 
     flatten = ravel
 
     def transpose(self, *axes: Any) -> Phantom:
-        order = axes[0] if len(axes) == 1 and isinstance(axes[0], (tuple, list)) else axes
-        order = order or range(self.ndim)[::-1]
-        if sorted(a % self.ndim for a in order) != list(range(self.ndim)):
-            raise ValueError(f"axes {tuple(order)} don't match array of shape {self.shape}")
-        return Phantom(tuple(self.shape[a] for a in order), self.dtype)
+        order = axes[0] if len(axes) == 1 and (axes[0] is None or hasattr(axes[0], "__iter__")) else axes
+        return _view(np.transpose)(self, tuple(order) if order else None)
 
     def swapaxes(self, a: int, b: int) -> Phantom:
-        order = list(range(self.ndim))
-        order[a], order[b] = order[b], order[a]
-        return self.transpose(order)
+        return _view(np.swapaxes)(self, a, b)
+
+    def squeeze(self, axis: Any = None) -> Phantom:
+        return _view(np.squeeze)(self, axis)
 
     def _reduced(self, axis: Any = None, keepdims: bool = False, dtype: Any = None) -> Phantom:
         axes = range(self.ndim) if axis is None else axis if isinstance(axis, tuple) else (axis,)
-        gone = {np.lib.array_utils.normalize_axis_index(a, self.ndim) for a in axes}
+        if not self.ndim and axes in ((0,), (-1,)):  # NumPy takes a scalar for a row here
+            axes = ()
+        gone = set(np.lib.array_utils.normalize_axis_tuple(tuple(axes), self.ndim))
         shape = tuple(1 if i in gone else n for i, n in enumerate(self.shape) if keepdims or i not in gone)
         return Phantom(shape, dtype or self.dtype)
 
-    def sum(self, axis: Any = None, dtype: Any = None, keepdims: bool = False) -> Phantom:
-        dtype = dtype or (np.sum(np.empty(0, self.dtype)).dtype if self.dtype.kind in "iub" else self.dtype)
-        return self._reduced(axis, keepdims, dtype)
+    def _folded(self, ufunc: np.ufunc, axis: Any, dtype: Any, keepdims: bool) -> Phantom:
+        """What ``ufunc.reduce`` gives; its dtype is read off a run on one element."""
+        return self._reduced(axis, keepdims, dtype or ufunc.reduce(np.ones(1, self.dtype)).dtype)
 
-    prod = sum
+    def _averaged(self, function: Any, axis: Any, dtype: Any, keepdims: bool) -> Phantom:
+        if axis is not None:  # a scalar has no axis here, unlike in a sum
+            np.lib.array_utils.normalize_axis_tuple(axis, self.ndim)
+        return self._reduced(axis, keepdims, dtype or function(np.ones(1, self.dtype)).dtype)
 
-    def mean(self, axis: Any = None, dtype: Any = None, keepdims: bool = False) -> Phantom:
-        return self._reduced(axis, keepdims, dtype or (np.float64 if self.dtype.kind in "iub" else self.dtype))
+    def sum(self, axis: Any = None, dtype: Any = None, out: None = None, keepdims: bool = False, **kw: Any) -> Phantom:
+        return self._folded(np.add, axis, dtype, keepdims)
 
-    std = var = mean
+    def prod(self, axis: Any = None, dtype: Any = None, out: None = None, keepdims: bool = False, **kw: Any) -> Phantom:
+        return self._folded(np.multiply, axis, dtype, keepdims)
 
-    def max(self, axis: Any = None, keepdims: bool = False) -> Phantom:
+    def any(self, axis: Any = None, out: None = None, keepdims: bool = False, **kw: Any) -> Phantom:
+        return self._reduced(axis, keepdims, np.bool_)
+
+    all = any
+
+    def mean(self, axis: Any = None, dtype: Any = None, out: None = None, keepdims: bool = False, **kw: Any) -> Phantom:
+        return self._averaged(np.mean, axis, dtype, keepdims)
+
+    def var(
+        self, axis: Any = None, dtype: Any = None, out: None = None, ddof: float = 0, keepdims: bool = False, **kw: Any
+    ) -> Phantom:
+        return self._averaged(np.var, axis, dtype, keepdims)
+
+    std = var
+
+    def max(self, axis: Any = None, out: None = None, keepdims: bool = False, **kw: Any) -> Phantom:
+        made = self._reduced(axis, True)
+        if any(n == 0 != kept for n, kept in zip(self.shape, made.shape)):
+            raise ValueError("zero-size array to reduction operation which has no identity")
         return self._reduced(axis, keepdims)
 
     min = max
 
-    def argmax(self, axis: Any = None, keepdims: bool = False) -> Phantom:
+    def argmax(self, axis: Any = None, out: None = None, *, keepdims: bool = False) -> Phantom:
         return self._reduced(axis, keepdims, np.intp)
 
     argmin = argmax
+
+    def cumsum(self, axis: Any = None, dtype: Any = None, out: None = None) -> Phantom:
+        x = self.ravel() if axis is None or not self.ndim else self._along(axis)
+        return Phantom._make(x.shape, np.dtype(dtype or np.cumsum(np.ones(1, self.dtype)).dtype))
+
+    def argsort(self, axis: Any = -1, **kw: Any) -> Phantom:
+        return Phantom._make((self.ravel() if axis is None or not self.ndim else self._along(axis)).shape, np.dtype(np.intp))
+
+    def clip(self, min: Any = None, max: Any = None, out: None = None, **kw: Any) -> Phantom:
+        bounds = [b for b in (min, max) if b is not None]
+        return np.minimum(self, *bounds) if len(bounds) == 1 else np.minimum(np.maximum(self, min), max)
+
+    def dot(self, other: Any) -> Phantom:
+        return _dot(self, other)
+
+    def conj(self) -> Phantom:
+        return self
+
+    conjugate = conj
+
+    def round(self, decimals: int = 0, out: None = None) -> Phantom:
+        return Phantom._make(self.shape, np.round(np.ones(1, self.dtype), decimals).dtype)
+
+    def repeat(self, repeats: int, axis: int | None = None) -> Phantom:
+        x, axis = (self.ravel(), 0) if axis is None or not self.ndim else (self._along(axis), axis)
+        shape = list(x.shape)
+        shape[axis] *= operator.index(repeats)
+        return Phantom(tuple(shape), self.dtype)
+
+    def take(self, indices: Any, axis: int | None = None, **kw: Any) -> Phantom:
+        x, axis = (self.ravel(), 0) if axis is None or not self.ndim else (self._along(axis), axis)
+        axis = axis % x.ndim
+        return x[(slice(None),) * axis + (indices if is_phantom(indices) else np.asarray(indices),)]
+
+    def _along(self, axis: int) -> Phantom:
+        """Itself, if it has that axis; a scalar counts as a row."""
+        np.lib.array_utils.normalize_axis_index(axis, max(self.ndim, 1))
+        return self
+
+    def item(self, *args: Any) -> Any:
+        return self.__bool__()
+
+    tolist = item
 
     # -- NumPy's protocols
     def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, out: Any = None, **kwargs: Any) -> Any:
         kwargs.pop("where", None)
         if method == "reduce":
-            x, dtype = inputs[0], kwargs.get("dtype")
-            if dtype is None and ufunc in (np.add, np.multiply):
-                return x.sum(kwargs.get("axis", 0), keepdims=kwargs.get("keepdims", False))
-            return x._reduced(kwargs.get("axis", 0), kwargs.get("keepdims", False), dtype)
-        if method != "__call__":
+            return inputs[0]._folded(ufunc, kwargs.get("axis", 0), kwargs.get("dtype"), kwargs.get("keepdims", False))
+        if method == "outer":
+            shape = np.shape(inputs[0]) + np.shape(inputs[1])
+        elif method != "__call__":
             return NotImplemented
-        if ufunc is np.matmul:
+        elif ufunc is np.matmul:
             shape = _matmul_shape(np.shape(inputs[0]), np.shape(inputs[1]))
         elif ufunc.signature is not None:
             return NotImplemented
@@ -185,24 +263,28 @@ class Phantom(NDArrayOperatorsMixin):
             shape = np.broadcast_shapes(*(np.shape(x) for x in inputs))
         # NumPy's own promotion rules, read off an empty run of the same function; Python scalars stay weak.
         stand_ins = [x if isinstance(x, (bool, int, float, complex)) else np.empty((0,), _dtype(x)) for x in inputs]
-        if ufunc is np.matmul:
-            dtypes = (np.result_type(*stand_ins),)
-        else:
-            with np.errstate(all="ignore"):
-                results = ufunc(*stand_ins, **kwargs)
-            dtypes = tuple(r.dtype for r in (results if isinstance(results, tuple) else (results,)))
         if out is not None:
             for o in out:
-                if o is not None and (not is_phantom(o) or o.shape != shape):
-                    raise ValueError(f"out must be a phantom of shape {shape}, got {o!r}")
+                if o is not None and not is_phantom(o):
+                    raise TypeError(f"a phantom array has no values to put into {type(o).__name__}")
+                if o is not None and np.broadcast_shapes(o.shape, shape) != o.shape:
+                    raise ValueError(f"out must have the shape {shape}, got {o.shape}")
+            kwargs["out"] = tuple(None if o is None else np.empty((0,), o.dtype) for o in out)  # checks the cast
+        if ufunc is np.matmul:
+            stand_ins = [np.empty((0, 0), x.dtype) for x in map(np.asarray, stand_ins)]
+            kwargs = {k: tuple(np.empty((0, 0), o.dtype) for o in v) if k == "out" else v for k, v in kwargs.items()}
+        with np.errstate(all="ignore"):
+            results = ufunc(*stand_ins, **kwargs)
+        if out is not None:
             return out[0] if len(out) == 1 else out
-        made = tuple(Phantom(shape, d) for d in dtypes)
+        dtypes = tuple(r.dtype for r in (results if isinstance(results, tuple) else (results,)))
+        made = tuple(Phantom._make(shape, d) for d in dtypes)
         return made[0] if len(made) == 1 else made
 
     def __array_function__(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
         handler = _FUNCTIONS.get(func)
         if handler is None:
-            return NotImplemented
+            raise TypeError(f"np.{func.__name__} is none of the functions that a phantom array, which has no values, can do")
         return handler(*args, **kwargs)
 
     def __array_namespace__(self, *, api_version: str | None = None) -> Any:
@@ -222,91 +304,211 @@ def _matmul_shape(a: tuple[int, ...], b: tuple[int, ...]) -> tuple[int, ...]:
     return batch + (a[-2:-1] if len(a) > 1 else ()) + (b[-1:] if len(b) > 1 else ())
 
 
-def _concatenate(arrays: Any, axis: int | None = 0, **kwargs: Any) -> Phantom:
-    arrays = [a if is_phantom(a) else Phantom(np.shape(a), _dtype(a)) for a in arrays]
+def _index_shape(shape: tuple[int, ...], keys: tuple) -> tuple[int, ...]:
+    """The shape of ``x[keys]`` for an array of `shape`, by NumPy's rules, without making one."""
+    arrays = [k for k in keys if isinstance(k, (list, np.ndarray, Phantom))]
+    if not arrays:
+        # A view of stride 0 has the index arithmetic of an array of this shape, and one element of memory.
+        return np.broadcast_to(np.empty((), np.uint8), shape)[keys].shape
+    if sum(k is Ellipsis for k in keys) > 1:
+        raise IndexError("an index can only have a single ellipsis ('...')")
+    taken = sum(k is not None and k is not Ellipsis for k in keys)
+    if taken > len(shape):
+        raise IndexError(f"too many indices for array: array is {len(shape)}-dimensional, but {taken} were indexed")
+    at = [i for i, k in enumerate(keys) if k is Ellipsis]
+    at = at[0] if at else len(keys)
+    keys = (*keys[:at], *[slice(None)] * (len(shape) - taken), *keys[at + 1 :])
+    out: list[int] = []
+    picked, places, sizes = [], [], iter(shape)  # places: where in the key the arrays and numbers stand
+    for i, k in enumerate(keys):
+        if k is None:
+            out.append(1)
+            continue
+        n = next(sizes)
+        if isinstance(k, slice):
+            out.append(len(range(*k.indices(n))))
+            continue
+        if not is_phantom(k):
+            k = np.asarray(k)
+            if k.size == 0 and k.dtype == float:  # an empty list
+                k = k.astype(int)
+        if k.dtype.kind not in "iu":
+            raise TypeError(f"a phantom array takes whole numbers, slices and integer arrays as an index, got {k!r}")
+        if not is_phantom(k) and k.size and not (-n <= k.min() and k.max() < n):
+            raise IndexError(f"index {k!r} is out of bounds for a size of {n}")
+        if not picked:
+            first = len(out)
+        picked.append(k.shape)
+        places.append(i)
+    if places[-1] - places[0] != len(places) - 1:
+        first = 0  # apart from each other: what they pick comes first
+    return (*out[:first], *np.broadcast_shapes(*picked), *out[first:])
+
+
+def _hull(x: Any) -> np.ndarray:
+    return np.broadcast_to(np.empty((), np.uint8), np.shape(x))
+
+
+def _view(func: Any) -> Any:
+    """`func`, which makes views and looks at no value, on phantoms."""
+
+    def run(x: Any, *args: Any, **kwargs: Any) -> Any:
+        made = func(_hull(x), *args, **kwargs)
+        if isinstance(made, (list, tuple)):
+            return [Phantom._make(m.shape, _dtype(x)) for m in made]
+        return Phantom._make(made.shape, _dtype(x))
+
+    return run
+
+
+def _shaped(x: Any) -> Phantom:
+    return x if is_phantom(x) else Phantom(np.shape(x), _dtype(x))
+
+
+def _concatenate(arrays: Any, axis: int | None = 0, out: None = None, *, dtype: Any = None, casting: str = "same_kind") -> Phantom:
+    arrays = [_shaped(a) for a in arrays]
     if axis is None:
         arrays, axis = [a.ravel() for a in arrays], 0
     first = arrays[0]
     axis = np.lib.array_utils.normalize_axis_index(axis, first.ndim)
     for a in arrays:
-        if a.shape[:axis] + a.shape[axis + 1 :] != first.shape[:axis] + first.shape[axis + 1 :]:
+        if a.shape[:axis] + a.shape[axis + 1 :] != first.shape[:axis] + first.shape[axis + 1 :] or a.ndim != first.ndim:
             raise ValueError(f"cannot concatenate shapes {[a.shape for a in arrays]} along axis {axis}")
     shape = (*first.shape[:axis], sum(a.shape[axis] for a in arrays), *first.shape[axis + 1 :])
-    return Phantom(shape, np.result_type(*(a.dtype for a in arrays)))
+    return Phantom(shape, dtype or np.result_type(*(a.dtype for a in arrays)))
 
 
-def _stack(arrays: Any, axis: int = 0, **kwargs: Any) -> Phantom:
-    return _concatenate([_expand_dims(a, axis) for a in arrays], axis)
+def _stack(arrays: Any, axis: int = 0, out: None = None, **kwargs: Any) -> Phantom:
+    arrays = [_shaped(a) for a in arrays]
+    if len({a.shape for a in arrays}) != 1:
+        raise ValueError(f"all input arrays must have the same shape, got {[a.shape for a in arrays]}")
+    return _concatenate([_view(np.expand_dims)(a, axis) for a in arrays], axis, **kwargs)
 
 
-def _expand_dims(a: Any, axis: int) -> Phantom:
-    a = a if is_phantom(a) else Phantom(np.shape(a), _dtype(a))
-    axis = np.lib.array_utils.normalize_axis_index(axis, a.ndim + 1)
-    return Phantom((*a.shape[:axis], 1, *a.shape[axis:]), a.dtype)
-
-
-def _split(a: Phantom, sections: Any, axis: int = 0, even: bool = False) -> list[Phantom]:
-    axis = np.lib.array_utils.normalize_axis_index(axis, a.ndim)
-    length = a.shape[axis]
-    if hasattr(sections, "__index__"):
-        if even and length % sections:
-            raise ValueError("array split does not result in an equal division")
-        base, extra = divmod(length, int(sections))
-        sizes = [base + (i < extra) for i in range(int(sections))]
-    else:
-        cuts = [0, *(min(c, length) for c in sections), length]
-        sizes = [max(0, b - a_) for a_, b in zip(cuts, cuts[1:])]
-    return [Phantom((*a.shape[:axis], s, *a.shape[axis + 1 :]), a.dtype) for s in sizes]
-
-
-def _like(a: Phantom, *args: Any, dtype: Any = None, shape: Any = None, **kwargs: Any) -> Phantom:
-    return Phantom(a.shape if shape is None else shape, dtype or a.dtype)
-
-
-def _squeeze(a: Phantom, axis: Any = None) -> Phantom:
-    axes = axis if isinstance(axis, tuple) else (axis,)
-    gone = {i for i, n in enumerate(a.shape) if n == 1} if axis is None else {x % a.ndim for x in axes}
-    return Phantom(tuple(n for i, n in enumerate(a.shape) if i not in gone), a.dtype)
+def _like(a: Phantom, dtype: Any = None, order: str = "K", subok: bool = True, shape: Any = None, **kwargs: Any) -> Phantom:
+    return Phantom(_shaped(a).shape if shape is None else shape, dtype or a.dtype)
 
 
 def _where(condition: Any, x: Any, y: Any) -> Phantom:
-    return Phantom(np.broadcast_shapes(np.shape(condition), np.shape(x), np.shape(y)), np.add(x, y).dtype)
+    kinds = [v if isinstance(v, (bool, int, float, complex)) else _dtype(v) for v in (x, y)]
+    return Phantom(np.broadcast_shapes(np.shape(condition), np.shape(x), np.shape(y)), np.result_type(*kinds))
+
+
+def _dot(a: Any, b: Any, out: None = None) -> Phantom:
+    if not np.shape(a) or not np.shape(b):
+        return np.multiply(a, b)
+    return _tensordot(a, b, ([-1], [-2 if len(np.shape(b)) > 1 else -1]))
+
+
+def _tensordot(a: Any, b: Any, axes: Any = 2) -> Phantom:
+    shape_a, shape_b = np.shape(a), np.shape(b)
+    if hasattr(axes, "__index__"):
+        axes = (range(len(shape_a) - axes, len(shape_a)), range(axes))
+    over = [
+        np.lib.array_utils.normalize_axis_tuple(tuple(x) if hasattr(x, "__iter__") else x, len(shape))
+        for x, shape in zip(axes, (shape_a, shape_b))
+    ]
+    if [shape_a[i] for i in over[0]] != [shape_b[i] for i in over[1]]:
+        raise ValueError(f"shape-mismatch for sum: {shape_a} and {shape_b} over axes {axes}")
+    kept = [n for i, n in enumerate(shape_a) if i not in over[0]] + [n for i, n in enumerate(shape_b) if i not in over[1]]
+    return Phantom(tuple(kept), np.result_type(_dtype(a), _dtype(b)))
+
+
+def _einsum(subscripts: Any, *operands: Any, **kwargs: Any) -> Phantom:
+    if not isinstance(subscripts, str) or "." in subscripts:
+        raise TypeError(f"np.einsum of a phantom array takes subscripts such as 'ij,jk->ik', got {subscripts!r}")
+    terms, arrow, result = subscripts.replace(" ", "").partition("->")
+    terms = terms.split(",")
+    if not arrow:
+        letters = "".join(terms)
+        result = "".join(sorted(c for c in set(letters) if letters.count(c) == 1))
+    size: dict[str, int] = {}
+    if len(terms) != len(operands):
+        raise ValueError(f"{subscripts!r} names {len(terms)} operands, got {len(operands)}")
+    for term, x in zip(terms, operands):
+        if len(term) != len(np.shape(x)):
+            raise ValueError(f"{term!r} of {subscripts!r} has {len(term)} letters, got an operand of shape {np.shape(x)}")
+        for letter, n in zip(term, np.shape(x)):
+            if size.setdefault(letter, n) != n and 1 not in (n, size[letter]):
+                raise ValueError(f"{letter!r} of {subscripts!r} is both {size[letter]} and {n}")
+            size[letter] = max(n, size[letter]) if n != 0 else 0
+    return Phantom(tuple(size[c] for c in result), np.result_type(*map(_dtype, operands)))
+
+
+def _norm(x: Any, ord: Any = None, axis: Any = None, keepdims: bool = False) -> Phantom:
+    return x._reduced(axis, keepdims, np.linalg.norm(np.ones(1, x.dtype)).dtype)
+
+
+def _piled(name: str) -> Any:
+    def run(arrays: Any, *, dtype: Any = None, casting: str = "same_kind") -> Phantom:
+        arrays = [_view(np.atleast_2d if name == "vstack" else np.atleast_1d)(a) for a in arrays]
+        return _concatenate(arrays, 0 if name == "vstack" or arrays[0].ndim == 1 else 1, dtype=dtype)
+
+    return run
+
+
+def _tile(a: Phantom, reps: Any) -> Phantom:
+    reps = tuple(reps) if hasattr(reps, "__iter__") else (reps,)
+    d = max(len(reps), a.ndim)
+    shape = [n * k for n, k in zip((1,) * (d - a.ndim) + a.shape, (1,) * (d - len(reps)) + reps)]
+    return Phantom(tuple(shape), a.dtype)
+
+
+def _no_values(*args: Any, **kwargs: Any) -> Any:
+    raise TypeError("a phantom array has no values; run the program on a real array to compare some")
+
+
+def _method(name: str) -> Any:
+    return lambda a, *args, **kwargs: getattr(_shaped(a), name)(*args, **kwargs)
 
 
 _FUNCTIONS = {
+    **{
+        getattr(np, name): _method(name)
+        for name in (
+            "sum prod mean var std max min any all argmax argmin cumsum argsort clip round repeat take ravel copy"
+        ).split()
+    },
+    **{
+        getattr(np, name): _view(getattr(np, name))
+        for name in (
+            "transpose swapaxes moveaxis expand_dims squeeze flip split array_split hsplit vsplit broadcast_to diagonal "
+            "atleast_1d atleast_2d atleast_3d"
+        ).split()
+    },
     np.concatenate: _concatenate,
     np.stack: _stack,
-    np.split: lambda a, sections, axis=0: _split(a, sections, axis, even=True),
-    np.array_split: _split,
+    np.vstack: _piled("vstack"),
+    np.hstack: _piled("hstack"),
     np.zeros_like: _like,
     np.empty_like: _like,
     np.ones_like: _like,
-    np.full_like: lambda a, value, **kw: _like(a, **kw),
-    np.sum: lambda a, axis=None, dtype=None, out=None, keepdims=False, **kw: a.sum(axis, dtype, keepdims),
-    np.prod: lambda a, axis=None, dtype=None, out=None, keepdims=False, **kw: a.prod(axis, dtype, keepdims),
-    np.mean: lambda a, axis=None, dtype=None, out=None, keepdims=False, **kw: a.mean(axis, dtype, keepdims),
-    np.var: lambda a, axis=None, dtype=None, out=None, ddof=0, keepdims=False, **kw: a.var(axis, dtype, keepdims),
-    np.std: lambda a, axis=None, dtype=None, out=None, ddof=0, keepdims=False, **kw: a.std(axis, dtype, keepdims),
-    np.max: lambda a, axis=None, out=None, keepdims=False, **kw: a.max(axis, keepdims),
-    np.min: lambda a, axis=None, out=None, keepdims=False, **kw: a.min(axis, keepdims),
-    np.argmax: lambda a, axis=None, out=None, keepdims=False: a.argmax(axis, keepdims),
-    np.argmin: lambda a, axis=None, out=None, keepdims=False: a.argmin(axis, keepdims),
-    np.reshape: lambda a, shape=None, *args, newshape=None, **kw: a.reshape(shape if newshape is None else newshape),
-    np.ravel: lambda a, order="C": a.ravel(),
-    np.transpose: lambda a, axes=None: a.transpose(*(() if axes is None else (axes,))),
-    np.swapaxes: lambda a, x, y: a.swapaxes(x, y),
-    np.expand_dims: _expand_dims,
-    np.squeeze: _squeeze,
-    np.broadcast_to: lambda a, shape, subok=False: Phantom(np.broadcast_shapes(a.shape, shape), a.dtype),
-    np.copy: lambda a, order="K", subok=False: a,
+    np.full_like: lambda a, value, *args, **kw: _like(a, *args, **kw),
+    np.reshape: lambda a, shape=None, order="C", *, newshape=None, copy=None: a.reshape(newshape if shape is None else shape),
+    np.sort: lambda a, axis=-1, **kw: a.ravel() if axis is None else _view(np.flip)(a, axis),
+    np.roll: lambda a, shift, axis=None: a,
+    np.nan_to_num: lambda a, *args, **kw: a,
+    np.tril: lambda a, k=0: a,
+    np.triu: lambda a, k=0: a,
+    np.tile: _tile,
     np.where: _where,
-    np.dot: lambda a, b, out=None: np.matmul(a, b),
+    np.dot: _dot,
+    np.tensordot: _tensordot,
+    np.inner: lambda a, b: _tensordot(a, b, (-1, -1)) if np.shape(a) and np.shape(b) else np.multiply(a, b),
+    np.outer: lambda a, b, out=None: np.multiply.outer(_shaped(a).ravel(), _shaped(b).ravel()),
+    np.einsum: _einsum,
+    np.linalg.norm: _norm,
     np.shape: lambda a: a.shape,
     np.ndim: lambda a: a.ndim,
     np.size: lambda a, axis=None: a.size if axis is None else a.shape[axis],
-    np.tril: lambda a, k=0: a,
-    np.triu: lambda a, k=0: a,
-    np.array_equal: lambda a, b, equal_nan=False: a.__bool__(),
+    np.broadcast_arrays: lambda *xs, subok=False: tuple(
+        Phantom(np.broadcast_shapes(*map(np.shape, xs)), _dtype(x)) for x in xs
+    ),
+    np.array_equal: _no_values,
+    np.allclose: _no_values,
+    np.isclose: lambda a, b, *args, **kw: np.equal(a, b),
     np.result_type: lambda *args: np.result_type(*(_dtype(x) if is_phantom(x) else x for x in args)),
+    np.can_cast: lambda a, to, casting="safe": np.can_cast(_dtype(a) if is_phantom(a) else a, to, casting),
+    np.iscomplexobj: lambda a: a.dtype.kind == "c",
     np.astype: lambda a, dtype, **kw: a.astype(dtype),
 }

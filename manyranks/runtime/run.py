@@ -224,8 +224,9 @@ def human_bytes(n: float) -> str:
     '14 GB'
     """
     for unit in ("B", "kB", "MB", "GB", "TB"):
-        if abs(n) < 1000 or unit == "TB":
-            return f"{n:.4g} {unit}"
+        text = f"{n:.4g}"
+        if abs(float(text)) < 1000 or unit == "TB":  # 999,950 B is 1 MB, not 1000 kB
+            return f"{text} {unit}"
         n /= 1000
     raise AssertionError
 
@@ -237,6 +238,7 @@ def human_seconds(s: float) -> str:
     '25 µs'
     """
     for limit, scale, unit in ((1e-6, 1e9, "ns"), (1e-3, 1e6, "µs"), (1.0, 1e3, "ms")):
-        if abs(s) < limit:
-            return f"{s * scale:.4g} {unit}"
+        text = f"{s * scale:.4g}"
+        if abs(float(text)) < limit * scale:  # 0.9999999 s is 1 s, not 1000 ms
+            return f"{text} {unit}"
     return f"{s:.4g} s"

@@ -71,7 +71,10 @@ def ring(rank: int, n: int, nodes: list[list[int]]) -> tuple[int, Iterator[Step]
 
 
 def binomial_reduce(rank: int, n: int, root: int = 0, span: Span = (0, 1)) -> Iterator[Step]:
-    """Binomial tree towards `root`: ceil(log2 n) rounds, each edge carries the whole buffer once."""
+    """Binomial tree towards `root`: the root receives ceil(log2 n) times, each edge carries the whole buffer once.
+
+    No message has more than floor(log2 n) - 1 others to wait for: where n is no power of two, some subtrees are small.
+    """
     me, bit = (rank - root) % n, 1
     while bit < n:
         if me & bit:
@@ -97,7 +100,8 @@ def binomial_broadcast(rank: int, n: int, root: int = 0, span: Span = (0, 1)) ->
 
 
 def tree(rank: int, n: int, nodes: list[list[int]]) -> tuple[int, Iterator[Step]]:
-    """Binomial reduce to rank 0, then binomial broadcast: 2·ceil(log2 n) rounds of the whole buffer."""
+    """Binomial reduce to rank 0, then binomial broadcast: the whole buffer passes rank 0's ports ceil(log2 n) times
+    each way, in 2·log2 n rounds when n is a power of two."""
 
     def steps() -> Iterator[Step]:
         yield from binomial_reduce(rank, n)

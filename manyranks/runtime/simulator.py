@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
+import inspect
+import math
+import random
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -12,8 +16,7 @@ import numpy as np
 
 from manyranks.runtime import vectorised
 from manyranks.runtime.comm import CLOSED_FORMS, Call, Comm, Work
-from manyranks.runtime.engine import UNSET, Channel, Engine, Meeting, Message, Pending, Receive, Strand
-from manyranks.runtime.errors import CollectiveMismatchError
+from manyranks.runtime.engine import LAST, UNSET, Channel, Engine, Meeting, Message, Pending, Receive, Strand, strand_took
 from manyranks.runtime.hardware import Cluster, check_count, check_number
 from manyranks.runtime.phantom import Phantom, is_phantom
 from manyranks.runtime.run import Record, Run, Timeline, Traffic
@@ -59,8 +62,12 @@ def simulate(
     """
     if not callable(program):
         raise TypeError(f"program must be a function of a communicator, got {program!r}")
+    for body in (program, getattr(program, "__call__", None)):
+        if inspect.isgeneratorfunction(body) or inspect.iscoroutinefunction(body) or inspect.isasyncgenfunction(body):
+            raise TypeError(f"program must be a plain function, got a generator or async one, {program!r}: no yield, no await")
     if inputs is not None:
-        if not hasattr(inputs, "__len__") or not hasattr(inputs, "__getitem__"):
+        countable = hasattr(inputs, "__len__") and hasattr(inputs, "__getitem__") and getattr(inputs, "shape", True) != ()
+        if not countable or isinstance(inputs, (str, bytes, dict)):
             raise TypeError(f"inputs must be a sequence with one entry for each rank, got {type(inputs).__name__}")
         ranks = len(inputs) if ranks is None and cluster is None else ranks
     if cluster is not None and not isinstance(cluster, Cluster):
@@ -93,14 +100,17 @@ def _simulate(
     world = tuple(range(ranks))
 
     def main(strand: Strand) -> None:
-        arguments = () if inputs is None else (_own(inputs[strand.rank]),)
-        comm = SimComm(engine, strand, world, strand.rank, key=0)
-        results[strand.rank] = program(comm, *arguments, **_own(shared))
+        rank = strand.rank
+        arguments = () if inputs is None else (_own(inputs[rank]),)
+        own = {name: _own(value) for name, value in shared.items()}
+        results[rank] = program(SimComm(engine, strand, world, rank, 0), *arguments, **own)
 
-    engine.mains = [Strand(engine, rank, 0, main) for rank in world]
-    engine.starting = engine.mains[::-1]  # run from the end of the list: rank 0 first
+    mains = [Strand(engine, rank, 0) for rank in world]
+    engine.mains = mains[:]
+    engine.starting = [(strand, main) for strand in reversed(mains)]  # run from the end of the list: rank 0 first
     engine.run()
-    ends = [s.clock for s in engine.mains]
+    ends = [s.clock for s in mains]
+    engine.records.sort(key=lambda r: (r.time, r.rank))
     return Run(
         results=results,
         seconds=max(engine.last_end, *ends),
@@ -115,15 +125,37 @@ def _simulate(
     )
 
 
+_AS_IT_IS = (Phantom, int, float, complex, str, bytes, bool, type(None))
+_STATEFUL = (np.random.Generator, np.random.RandomState, random.Random)
+
+
 def _own(value: Any) -> Any:
-    """A copy of the arrays in `value` (through lists, tuples and dicts), everything else as it is."""
+    """A copy of what ranks must not share: arrays, the containers and plain records that hold them, random generators.
+
+    Everything else is passed as it is.
+    """
+    kind = value.__class__
+    if kind in _AS_IT_IS:
+        return value
     if isinstance(value, np.ndarray):
         return value.copy()
-    if type(value) in (list, tuple):
-        return type(value)(_own(v) for v in value)
-    if type(value) is dict:
-        return {k: _own(v) for k, v in value.items()}
-    return copy.copy(value) if isinstance(value, (set, bytearray)) else value
+    if kind is list or kind is tuple:
+        return kind([_own(v) for v in value])
+    if isinstance(value, dict):
+        mine = copy.copy(value)  # keeps what a subclass adds, a defaultdict's factory for one
+        for key, held in value.items():
+            mine[key] = _own(held)
+        return mine
+    if isinstance(value, tuple) and hasattr(value, "_make"):
+        return value._make(map(_own, value))
+    if isinstance(value, _STATEFUL):
+        return copy.deepcopy(value)
+    if dataclasses.is_dataclass(value) and not isinstance(value, type) and not kind.__dataclass_params__.frozen:
+        mine = copy.copy(value)
+        for name, held in vars(value).items() if hasattr(value, "__dict__") else ():
+            setattr(mine, name, _own(held))
+        return mine
+    return copy.copy(value) if isinstance(value, (set, bytearray, list)) else value
 
 
 class SimComm(Comm):
@@ -131,25 +163,27 @@ class SimComm(Comm):
 
     xp = xp
 
-    def __init__(self, engine: Engine, strand: Strand, ranks: tuple[int, ...], rank: int, key: Any, internal: bool = False):
+    # Most communicators never need these, and a run has many communicators.
+    kind = False  # True for collectives' own messages: they and the program's are never confused
+    label = "send"
+    calls = 0
+    outstanding = 0  # collectives beside the program that it has not waited for
+    beside: Strand | None = None  # runs them
+    queue: deque | None = None  # those not finished
+    internal: SimComm | None = None  # this communicator for the messages of collectives
+    groups: dict[tuple[int, ...], int] | None = None  # how often each was made
+
+    def __init__(self, engine: Engine, strand: Strand, ranks: tuple[int, ...], rank: int, key: Any):
         self.engine, self.strand, self.key = engine, strand, key
         self.ranks, self.rank, self.size = ranks, rank, len(ranks)
-        self.label = "send"
-        self.kind = internal  # collectives' messages and the program's own are never confused
-        self.calls = 0
-        self.groups: dict[tuple[int, ...], int] = {}
-        self.to: dict[int, Channel] = {}
-        self.of: dict[int, Channel] = {}
-        self.beside: deque[tuple[Call, Any, Pending, float, int]] | None = None  # queue of the strand beside
-        self._beside_strand: Strand | None = None
-        self._internal: SimComm | None = None
+        self.links: dict[int, Channel] = {}  # to rank r under r, from rank r under ~r
 
     # ------------------------------------------------------------------ messages
 
     def isend(self, x: Any, dst: int) -> Work:
         if type(dst) is not int or not 0 <= dst < self.size or dst == self.rank:
             dst = self._peer(dst, "dst")
-        return self._isend(x if type(x) is np.ndarray or type(x) is Phantom else self._array(x, "x"), dst)
+        return self._isend(x if x.__class__ is Phantom else self._array(x, "x"), dst)
 
     def irecv(self, src: int) -> Work:
         if type(src) is not int or not 0 <= src < self.size or src == self.rank:
@@ -157,135 +191,165 @@ class SimComm(Comm):
         return self._irecv(src)
 
     def recv(self, src: int) -> Any:
-        return self.irecv(src).wait()
+        if type(src) is not int or not 0 <= src < self.size or src == self.rank:
+            src = self._peer(src, "src")
+        return self._recv(src)
 
-    def _channel(self, src: int, dst: int) -> Channel:
+    def _link(self, src: int, dst: int) -> Channel:
+        """The channel between two ranks of this group; shared with the other one's communicator."""
         key = (self.key, self.kind, src, dst)
         found = self.engine.channels.get(key)
         if found is None:
             found = self.engine.channels[key] = Channel(self.engine, self.ranks[src], self.ranks[dst], self.label)
+        self.links[dst if src == self.rank else ~src] = found
         return found
 
     def _isend(self, x: Any, dst: int) -> Message:
-        channel = self.to.get(dst)
-        if channel is None:
-            channel = self.to[dst] = self._channel(self.rank, dst)
-        engine, strand = self.engine, self.strand
+        channel = self.links.get(dst) or self._link(self.rank, dst)
+        strand = self.strand
+        engine, now = strand.engine, strand.clock
         m = Message()
-        m.strand, m.channel, m.src, m.dst = strand, channel, channel.src, channel.dst
+        m.strand, m.channel = strand, channel
         m.payload = x if x.__class__ is Phantom else x.copy()
-        m.nbytes = x.nbytes
+        m.nbytes = nbytes = x.nbytes
+        m.took = took = nbytes * channel.gap
         m.round = strand.round + 1
         m.arrival = UNSET
         m.sender_waits = False
-        m.posted = strand.seq = strand.seq + 1
-        now = strand.clock
-        if channel.receives:
-            receive = channel.receives.popleft()
-            receive.message = m
-            m.receive = receive
-            m.taken = receive.posted
+        strand.key = key = strand.key + 1
+        first = channel.first
+        if first.__class__ is Receive:
+            channel.first = channel.rest.popleft() if channel.rest else None
+            first.message = m
+            m.taken, m.waiter = first.posted, first.waiter
         else:
-            m.receive = None
-            m.taken = UNSET
-            channel.sends.append(m)
-        if engine.beside[m.src]:
+            m.taken, m.waiter = UNSET, None
+            if first is None:
+                channel.first = m
+            else:
+                channel.put(m)
+        src = channel.src
+        if engine.turns[src]:
+            engine.turns[src] += 1
             m.start = m.sent = UNSET
-            engine.fresh.append((now, m.src, strand.lane, m.posted, m))
+            engine.fresh.append((now, LAST + key, m))
         else:
-            ports = engine.out_free[channel.tier]
-            free = ports[m.src]
-            m.start = now if now > free else free
-            m.sent = ports[m.src] = m.start + m.nbytes * channel.gap
-            engine.fresh.append((m.start + channel.alpha, m.src, strand.lane, m.posted, m))
+            ports = channel.out_free
+            free = ports[src]
+            m.start = start = now if now > free else free
+            m.sent = ports[src] = start + took
+            engine.fresh.append((start + channel.alpha, key, m))
         return m
 
-    def _irecv(self, src: int) -> Receive:
-        channel = self.of.get(src)
-        if channel is None:
-            channel = self.of[src] = self._channel(src, self.rank)
+    def _recv(self, src: int) -> Any:
+        channel = self.links.get(~src) or self._link(src, self.rank)
         strand = self.strand
-        if channel.sends:
-            m = channel.sends.popleft()
-            receive = m.receive = Receive(strand, channel.src, m)
-            m.taken = strand.clock
-            if m.sender_waits and m.sent >= 0:
-                m.sender_waits = False
-                self.engine.ready.append(m.strand)
-        else:
-            receive = Receive(strand, channel.src, None)
-            channel.receives.append(receive)
+        m = self._take(channel)
+        if m is None:
+            receive = Receive(strand, channel, None)
+            receive.waiter = strand
+            if channel.first is None:
+                channel.first = receive
+            else:
+                channel.put(receive)
+            strand.block(channel)
+            m = receive.message
+        elif m.arrival < 0:
+            m.waiter = strand
+            strand.block(channel)
+        strand_took(strand, m)
+        return m.payload
+
+    def _irecv(self, src: int) -> Receive:
+        channel = self.links.get(~src) or self._link(src, self.rank)
+        receive = Receive(self.strand, channel, self._take(channel))
+        if receive.message is None:
+            if channel.first is None:
+                channel.first = receive
+            else:
+                channel.put(receive)
         return receive
+
+    def _take(self, channel: Channel) -> Message | None:
+        """The message that is next on `channel`, or None if there is none yet."""
+        m = channel.first
+        if m.__class__ is not Message:
+            return None
+        channel.first = channel.rest.popleft() if channel.rest else None
+        m.taken = self.strand.clock
+        if m.sender_waits and m.sent >= 0:
+            m.sender_waits = False
+            self.engine.ready.append(m.strand.resume)
+        return m
 
     # ------------------------------------------------------------------ collectives
 
     def _run(self, call: Call, payload: Any, async_op: bool) -> Any:
-        meeting_key, meeting = self._agree(call)
-        if async_op or self.beside is not None:
-            work = self._run_beside(call, payload, meeting_key, meeting)
+        key, meeting = self._agree(call)
+        if async_op or self.outstanding:  # the calls of a group take place one after the other
+            work = self._run_beside(call, payload, key, meeting)
             return work if async_op else work.wait()
         strand = self.strand
         began, strand.quiet, strand.call = strand.clock, True, call
         try:
-            return self._do(self._inside(strand), call, payload, meeting_key, meeting)
+            return self._do(strand, call, payload, key, meeting)
         finally:
             strand.quiet, strand.call = False, None
             if strand.clock > began:
                 self.engine.timeline.append((strand.rank, strand.lane, "wait", call.name, began, strand.clock))
 
-    def _do(self, inside: SimComm, call: Call, payload: Any, key: tuple, meeting: Meeting) -> Any:
-        """Run one collective on the strand of `inside`."""
-        strand, engine = inside.strand, self.engine
-        if self.size == 1:
-            engine.meetings.pop(key, None)
-            return inside._move(call, payload)
-        if call.algorithm in CLOSED_FORMS:
+    def _do(self, strand: Strand, call: Call, payload: Any, key: tuple, meeting: Meeting) -> Any:
+        """Run one collective on `strand`."""
+        engine = self.engine
+        if call.algorithm in CLOSED_FORMS and self.size > 1:
             return self._closed_form(strand, call, payload, key, meeting)
         if len(meeting.came) == self.size:
             engine.meetings.pop(key, None)
         if (
-            engine.vectorise
-            and is_phantom(payload)
-            and self.size >= vectorised.FROM_RANKS
+            self.size >= vectorised.FROM_RANKS
+            and engine.vectorise
+            and payload.__class__ is Phantom
             and call.name in vectorised.CALLS
             and call.algorithm in ("auto", "ring")
-            and not engine.beside[strand.rank]
-            and not meeting.slow
+            and not engine.turns[strand.rank]
+            and meeting.state == "open"
         ):
             meeting.entries[self.rank] = (strand, call, payload)
-            strand.seq += 1
-            engine.fresh.append((strand.clock, strand.rank, strand.lane, strand.seq, meeting))
+            engine.forming[meeting] = min(strand.clock, engine.forming.get(meeting, strand.clock))
             strand.block(meeting)
-            if not meeting.slow:
+            if meeting.state == "done":
                 return vectorised.result(call, payload, self.rank, self.size, meeting.total)
-        inside.label = call.name
-        for channel in (*inside.to.values(), *inside.of.values()):
-            channel.label = call.name
-        return inside._move(call, payload)
+        return self._inside(strand, call.name)._move(call, payload)
 
-    def _inside(self, strand: Strand) -> SimComm:
+    def _inside(self, strand: Strand, label: str) -> SimComm:
         """This communicator for a collective's own messages, on `strand`."""
-        if self._internal is None or self._internal.strand is not strand:
-            old = self._internal
-            self._internal = SimComm(self.engine, strand, self.ranks, self.rank, self.key, internal=True)
-            if old is not None:
-                self._internal.to, self._internal.of = old.to, old.of
-        return self._internal
+        inside = self.internal
+        if inside is None:
+            inside = self.internal = SimComm(self.engine, strand, self.ranks, self.rank, self.key)
+            inside.kind = True
+        inside.strand = strand
+        if inside.label != label:
+            inside.label = label
+            for to, channel in inside.links.items():
+                if to >= 0:
+                    channel.label = label
+        return inside
 
     def _agree(self, call: Call) -> tuple[tuple, Meeting]:
         self.calls += 1
         key = (self.key, self.calls)
-        meeting = self.engine.meetings.get(key)
+        meetings = self.engine.meetings
+        meeting = meetings.get(key)
         if meeting is None:
-            meeting = self.engine.meetings[key] = Meeting(self.ranks)
-        elif meeting.came:
-            other, theirs = next(iter(meeting.came.items()))
-            if theirs.agreement() != call.agreement():
-                (a, call_a), (b, call_b) = sorted([(self.ranks[other], theirs), (self.ranks[self.rank], call)], key=lambda p: p[0])
-                raise CollectiveMismatchError(
-                    f"the ranks of a group must make the same collective call: rank {a} called {call_a}, "
-                    f"rank {b} called {call_b}"
-                )
+            meeting = meetings[key] = Meeting(self.ranks)
+        else:
+            theirs = next(iter(meeting.came.values()))
+            if theirs is not call and theirs.agreement() != call.agreement():
+                # Told by the engine when all have come to rest: a program can't swallow it, and whoever comes later is
+                # looked at too.
+                self.engine.mismatched.append(meeting)
+                meeting.came[self.rank] = call
+                self.strand.block(meeting)
         meeting.came[self.rank] = call
         return key, meeting
 
@@ -296,59 +360,68 @@ class SimComm(Comm):
         else:
             self.engine.meetings.pop(key, None)
             entries = [meeting.entries[i] for i in range(self.size)]
-            meeting.total = vectorised.run_closed_form(self.engine, self.ranks, entries, self._combine(call.op))
-            self.engine.ready.extend(s for s, _, _ in entries if s is not strand)
+            try:
+                meeting.total = vectorised.run_closed_form(self.engine, self.ranks, entries, self._combine(call.op))
+            except Exception as error:  # nobody's in particular, so everybody raises it
+                meeting.error = error
+            self.engine.ready.extend(s.resume for s, _, _ in entries if s is not strand)
+        if meeting.error is not None:
+            raise copy.copy(meeting.error).with_traceback(None)
         total = meeting.total
         return self._finish(call.op, total if is_phantom(total) else total.copy())
 
     def _run_beside(self, call: Call, payload: Any, key: tuple, meeting: Meeting) -> Pending:
         """Queue a collective on the strand that runs this communicator's collectives beside the program."""
         owner, engine = self.strand, self.engine
-        work = Pending(owner, call)
-        payload = [p.copy() for p in payload] if isinstance(payload, list) else payload if payload is None else payload.copy()
-        job = (call, payload, work, owner.clock, owner.round, key, meeting)
-        if self.beside is not None:
-            self.beside.append(job)
-            return work
-        self.beside = deque([job])
-        engine.beside[owner.rank] += 1
-        last = self._beside_strand
-        if last is None:
-            engine.lanes[owner.rank] += 1
-            made = Strand(engine, owner.rank, engine.lanes[owner.rank], self._beside_body, owner.clock)
-        else:
-            made = Strand(engine, owner.rank, last.lane, self._beside_body, max(last.clock, owner.clock), last.seq)
-        self._beside_strand = made
-        engine.starting.append(made)
+        work = Pending(self, owner, call)
+        self.outstanding += 1
+        engine.turns[owner.rank] += 1
+        if payload is not None:
+            payload = [p.copy() for p in payload] if isinstance(payload, list) else payload.copy()
+        if self.queue is None:
+            self.queue = deque()
+        self.queue.append((call, payload, work, owner.clock, owner.round, key, meeting))
+        if len(self.queue) == 1:
+            last = self.beside
+            if last is None:
+                engine.lanes[owner.rank] += 1
+                made = Strand(engine, owner.rank, engine.lanes[owner.rank])
+            else:
+                made = Strand(engine, owner.rank, last.lane)
+                made.clock, made.round, made.key = last.clock, last.round, last.key
+            made.quiet = True
+            self.beside = made
+            engine.starting.append((made, self._run_queue))
+        work.lane = self.beside
         return work
 
-    def _beside_body(self, strand: Strand) -> None:
-        engine = self.engine
-        strand.quiet = True
-        inside = self._inside(strand)
-        while self.beside:
-            call, payload, work, posted, round_, key, meeting = self.beside[0]
+    def _run_queue(self, strand: Strand) -> None:
+        """The body of the strand beside the program."""
+        engine, queue = self.engine, self.queue
+        while queue:
+            call, payload, work, posted, round_, key, meeting = queue[0]
             strand.clock, strand.round = max(strand.clock, posted), max(strand.round, round_)
             began, strand.call = strand.clock, call
-            work.result = self._do(inside, call, payload, key, meeting)
+            work.result = self._do(strand, call, payload, key, meeting)
             engine.timeline.append((strand.rank, strand.lane, "comm", call.name, began, strand.clock))
             work.finished = (strand.clock, strand.round)
             if work.waits:
                 work.waits = False
-                engine.ready.append(work.owner)
-            self.beside.popleft()
-        self.beside = None
-        engine.beside[strand.rank] -= 1
+                engine.ready.append(work.owner.resume)
+            queue.popleft()
         engine.last_end = max(engine.last_end, strand.clock)
 
     # ------------------------------------------------------------------ the rest
 
     def compute(self, flops: float = 0, bytes: float = 0, seconds: float = 0, label: str = "compute") -> None:
         strand = self.strand
-        took = self.engine.cluster.compute_seconds(flops=flops, bytes=bytes) + check_number("seconds", seconds)
+        engine = strand.engine
+        if type(seconds) is not float or not 0.0 <= seconds < math.inf:
+            seconds = check_number("seconds", seconds)
+        took = engine.cluster.compute_seconds(flops=flops, bytes=bytes) + seconds if flops or bytes else seconds
         if took > 0:
-            self.engine.timeline.append((strand.rank, strand.lane, "compute", label, strand.clock, strand.clock + took))
-            strand.clock += took
+            began, strand.clock = strand.clock, strand.clock + took
+            engine.timeline.append((strand.rank, strand.lane, "compute", label, began, strand.clock))
 
     def time(self) -> float:
         return self.strand.clock
@@ -358,20 +431,22 @@ class SimComm(Comm):
             self.engine.records.append(Record(self.strand.rank, self.strand.clock, label, _own(x)))
 
     def _make_group(self, world_ranks: tuple[int, ...]) -> SimComm:
+        if self.groups is None:
+            self.groups = {}
         self.groups[world_ranks] = again = self.groups.get(world_ranks, 0) + 1
         rank = world_ranks.index(self.strand.rank)
         return SimComm(self.engine, self.strand, world_ranks, rank, (self.key, world_ranks, again))
 
     def _array(self, x: Any, name: str) -> Any:
-        if is_phantom(x):
-            return x
         if isinstance(x, np.ndarray):
             made = x
+        elif is_phantom(x):
+            return x
         elif isinstance(x, (bool, int, float, complex, np.generic)):
             made = np.asarray(x)
         else:
             raise TypeError(f"{name} must be a NumPy array, a phantom or a number, got {type(x).__name__}")
-        if made.dtype == object:
+        if made.dtype.hasobject:
             raise TypeError(f"{name} must be an array of numbers, got dtype object")
         return made
 

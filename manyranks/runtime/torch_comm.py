@@ -32,7 +32,7 @@ from manyranks.runtime.wire import GlooWire, NcclWire, tag_of
 __all__ = ["TorchComm", "World"]
 
 _OURS = str(Path(__file__).parent)
-_ours: dict[Any, bool] = {}
+_files: dict[Any, str | None] = {}  # code -> its file's name as a reader knows it; None for this package's
 
 
 def place() -> str:
@@ -40,11 +40,11 @@ def place() -> str:
     frame = sys._getframe(1)
     while frame is not None:
         code = frame.f_code
-        ours = _ours.get(code)
-        if ours is None:
-            ours = _ours[code] = code.co_filename.startswith(_OURS)
-        if not ours:
-            return f"{shown(code.co_filename)}:{frame.f_lineno}"
+        if code not in _files:
+            _files[code] = None if code.co_filename.startswith(_OURS) else shown(code.co_filename)
+        name = _files[code]
+        if name is not None:
+            return f"{name}:{frame.f_lineno}"
         frame = frame.f_back
     return ""
 
@@ -86,11 +86,11 @@ class World:
         if backend == "nccl" and size > 1:
             self.wire = NcclWire(self, dist.group.WORLD, dist.new_group(backend="nccl"))
         self.main = Lane(0)
-        self.lanes = 0
+        self.beside: list[TorchComm] = []  # communicators that have run collectives beside the program
         self.messages = 0
         self.lock = threading.Lock()
         self.outgoing: set[Any] = set()
-        self.sent: list[tuple] = []  # (number, destination, bytes, start, round, call)
+        self.sent: list[tuple] = []  # (number, destination, bytes, start, round, call, tier)
         self.arrived: list[tuple] = []  # (source, number, end)
         self.nominal: list[tuple] = []
         self.waits: list[tuple] = []
@@ -103,11 +103,15 @@ class World:
             self.messages += 1
             return self.messages
 
-    def enter(self, lane: Lane, text: str, *values: Any) -> float:
+    def tier(self, other: int) -> int:
+        """0 for a rank of the same node, 1 for another's."""
+        return int(other // self.local_size != self.rank // self.local_size)
+
+    def enter(self, lane: Lane, text: Any) -> float:
         """A communication call begins. Returns when."""
         if lane.number == 0 and not lane.quiet and self.recorder is not None:
             began = self.clock()
-            self.recorder.enter(f"{text.format(*values)}\t{place()}", began)
+            self.recorder.enter(f"{text}\t{place()}", began)
             return began
         return self.clock()
 
@@ -117,6 +121,17 @@ class World:
             self.waits.append((lane.number, label, began, self.clock()))
             if lane.number == 0 and self.recorder is not None:
                 self.recorder.leave()
+
+    def drain(self) -> None:
+        """Wait for collectives that were started and not waited for."""
+        for comm in self.beside:
+            for work in list(comm._under_way):
+                if not work.finished.is_set():
+                    work.wait()
+
+    def unanswered(self) -> list[int]:
+        """The ranks from which something was asked for and has not come."""
+        return self.wire.unanswered()
 
     def new_group(self, key: str) -> int:
         """A number for a group that its members, and only they, agree on: the first to come takes one."""
@@ -137,7 +152,7 @@ class _Pending(Work):
 
     def wait(self) -> Any:
         world, lane = self.comm.world, self.comm.lane
-        began = world.enter(lane, "wait for {}", self.call)
+        began = world.enter(lane, f"wait for {self.call}")
         if not self.finished.is_set():
             if world.wire.threads:
                 self.finished.wait()
@@ -155,8 +170,17 @@ class TorchComm(Comm):
 
     xp = xp
 
-    def __init__(self, world: World, ranks: tuple[int, ...], key: int, lane: Lane, tag: int, label: str = "send"):
-        self.world, self.ranks, self.key, self.lane, self.tag, self.label = world, ranks, key, lane, tag, label
+    def __init__(
+        self, world: World, ranks: tuple[int, ...], key: int, lane: Lane, tag: int, label: str = "send"
+    ):
+        self.world, self.ranks, self.key, self.lane, self.tag, self.label = (
+            world,
+            ranks,
+            key,
+            lane,
+            tag,
+            label,
+        )
         self.rank, self.size = ranks.index(world.rank), len(ranks)
         self.inner = label != "send"  # of a collective's own messages
         self._count = 0
@@ -173,7 +197,7 @@ class TorchComm(Comm):
         All members ask for it (or make a backend's own collective) together: the first time sets up connections.
         """
         if self._group is None:
-            self._group = dist.new_group(list(self.ranks), use_local_synchronization=True)
+            self._group = _group_of_members(self.ranks, f"manyranks-{self.key}")
         return self._group
 
     @property
@@ -182,9 +206,6 @@ class TorchComm(Comm):
         return self.world.device
 
     # ------------------------------------------------------------------ messages
-
-    def recv(self, src: int) -> Any:
-        return self._irecv(self._peer(src, "src")).wait()
 
     def irecv(self, src: int) -> Work:
         return self.world.wire.post(self.lane, self.ranks[self._peer(src, "src")], self.tag, True)
@@ -216,7 +237,7 @@ class TorchComm(Comm):
             self._start(work)
             return work.wait()
         lane = self.lane
-        began = world.enter(lane, "{}", call)
+        began = world.enter(lane, call)
         lane.quiet = True
         try:
             return self._do(call, payload, lane, self._count)
@@ -228,10 +249,14 @@ class TorchComm(Comm):
         """Run one collective, on the lane given."""
         world = self.world
         began = world.clock()
-        if call.algorithm == "auto" and self.size > 1 and native.has(call, payload, world):
-            result = native.run(self, call, payload)
-            self._note_nominal(call, payload, result, began, lane)
-        else:
+        moved = call.algorithm != "auto" or self.size == 1 or not native.has(call, payload, world)
+        if not moved:
+            try:
+                result = native.run(self, call, payload)
+                self._note_nominal(call, payload, result, began, lane)
+            except native.Lacking:
+                moved = True
+        if moved:
             tag = tag_of(self.key, number)
             inner = TorchComm(world, self.ranks, self.key, lane, tag, call.name)
             result = inner._move(call, payload)
@@ -246,8 +271,8 @@ class TorchComm(Comm):
         self._under_way = [w for w in self._under_way if not w.finished.is_set()]
         self._under_way.append(work)
         if self._beside is None:
-            world.lanes += 1
-            self._beside = Lane(world.lanes, quiet=True)
+            world.beside.append(self)
+            self._beside = Lane(len(world.beside), quiet=True)
         if not world.wire.threads:
             return
         if self._queue is None:
@@ -302,9 +327,19 @@ class TorchComm(Comm):
         right = self.ranks[(r + 1) % n]
         nbytes, count = _ring_bytes(call, payload, result, r, n)
         if count:
-            tier = int(right // self.world.local_size != self.world.rank // self.world.local_size)
-            row = (self.world.rank, right, nbytes, began, self.world.clock(), lane.round + count, call.name, tier, count)
-            self.world.nominal.append(row)
+            world = self.world
+            row = (
+                world.rank,
+                right,
+                nbytes,
+                began,
+                world.clock(),
+                lane.round + count,
+                call.name,
+                world.tier(right),
+                count,
+            )
+            world.nominal.append(row)
             lane.round += count
 
     # ------------------------------------------------------------------ the rest
@@ -331,7 +366,7 @@ class TorchComm(Comm):
 
     def _array(self, x: Any, name: str) -> torch.Tensor:
         if isinstance(x, torch.Tensor):
-            return x.detach()
+            return x.detach().resolve_conj().resolve_neg()
         if isinstance(x, (np.ndarray, np.generic, bool, int, float, complex)):
             made = to_torch(np.asarray(x), self.world.device)
             if isinstance(made, torch.Tensor):
@@ -347,6 +382,28 @@ class TorchComm(Comm):
         for rank, world_rank in enumerate(self.ranks):
             nodes.setdefault(world_rank // self.world.local_size, []).append(rank)
         return list(nodes.values())
+
+
+_naming = threading.Lock()
+
+
+def _group_of_members(ranks: tuple[int, ...], name: str) -> Any:
+    """A process group that only its members make.
+
+    torch names such a group by its ranks and by how many groups the process has. Members may have different numbers of
+    them, would wait under different names, and hang; so the name is given.
+    """
+    from torch.distributed import distributed_c10d as c10d
+
+    with _naming:
+        usual = getattr(c10d, "_hash_ranks_to_str", None)
+        try:
+            if usual is not None:
+                c10d._hash_ranks_to_str = lambda ranks: name
+            return dist.new_group(list(ranks), use_local_synchronization=True)
+        finally:
+            if usual is not None:
+                c10d._hash_ranks_to_str = usual
 
 
 _streams = threading.local()

@@ -1,13 +1,13 @@
 """Collectives timed all at once, for the simulator at large scale.
 
-`run_ring` does for a ring of phantoms, step by step but for all ranks in one array operation, exactly what the event
+`plan_ring` and `run_ring` do for a ring of phantoms, step by step but for all ranks in one array operation, exactly what the event
 loop does message by message: the same additions and maxima in the same order, so the same clock to the bit.
 `run_closed_form` takes the time from a formula instead, for the algorithms that are asked for by name.
 """
 
 from __future__ import annotations
 
-import math
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -20,7 +20,7 @@ from manyranks.runtime.schedules import chunk_bounds
 if TYPE_CHECKING:
     from manyranks.runtime.engine import Engine, Strand
 
-__all__ = ["CALLS", "FROM_RANKS", "result", "run_closed_form", "run_ring"]
+__all__ = ["CALLS", "FROM_RANKS", "Plan", "plan_ring", "result", "run_closed_form", "run_ring"]
 
 CALLS = ("all_reduce", "reduce_scatter", "all_gather")
 FROM_RANKS = 16  # smaller groups gain little
@@ -42,39 +42,64 @@ def _shifts(call: Call, n: int) -> list[int]:
     return {"reduce_scatter": scatter, "all_gather": gather, "all_reduce": scatter + gather}[call.name]
 
 
-def run_ring(engine: Engine, members: tuple[int, ...], entries: list[tuple[Strand, Call, Any]]) -> None:
-    """Advance the clocks of all members of a ring collective to its end, ports and traffic with them."""
+@dataclass
+class Plan:
+    """When a ring collective ends for each member, if nobody disturbs it."""
+
+    ports: list[tuple[int, int]]  # (tier, rank): the in ports that it uses, by member
+    tiers: list[int]  # of the edge from member i to i + 1
+    clock: np.ndarray  # at the end of each member
+    out_free: np.ndarray
+    in_free: np.ndarray
+    first: np.ndarray  # start of each member's first message
+    last_heads: list[float]  # when the last message reaches each in port
+    chunks: np.ndarray
+    shifts: list[int]
+    first_head: float
+    last_head: float
+    first_end: float
+
+
+def plan_ring(engine: Engine, members: tuple[int, ...], entries: list[tuple[Strand, Call, Any]]) -> Plan:
+    """Time a ring collective whose members have all come. Changes nothing yet."""
     n, call = len(members), entries[0][1]
-    strands = [s for s, _, _ in entries]
     chunks = _chunk_bytes(call, [p for _, _, p in entries], n)
     shifts = _shifts(call, n)
-    tiers = [engine.cluster.tier(w, members[(i + 1) % n]) for i, w in enumerate(members)]  # of the edge i -> i + 1
+    tier_of = engine.cluster.tier
+    tiers = [tier_of(w, members[(i + 1) % n]) for i, w in enumerate(members)]
     alpha = np.array([engine.alpha[t] for t in tiers])
     gap = np.array([engine.gap[t] for t in tiers])
-    t = np.array([s.clock for s in strands])
+    t = np.array([s.clock for s, _, _ in entries])
     out = np.array([engine.out_free[tier][w] for w, tier in zip(members, tiers)])
     in_ = np.array([engine.in_free[tiers[i - 1]][w] for i, w in enumerate(members)])
     first = np.maximum(t, out)
-    rounds = np.array([s.round for s in strands])
     same_chunks = bool((chunks == chunks[0]).all())
-
-    if same_chunks and all(len(set(v.tolist())) == 1 for v in (alpha, gap, t, first, rounds)) and (in_ <= t[0]).all():
-        t, out, in_ = _uniform(t, first, in_, chunks[0] * gap[0], alpha[0], len(shifts))
+    alike = same_chunks and all(bool((v == v[0]).all()) for v in (alpha, gap, t, first))
+    if alike and bool((in_ <= t[0]).all()):
+        t, out, in_, heads = _uniform(t, first, in_, chunks[0] * gap[0], alpha[0], len(shifts))
     else:
-        t, out, in_ = _general(t, out, in_, chunks, gap, alpha, shifts, same_chunks)
-    ends = t.tolist()
-    rounds = _rounds(rounds, len(shifts))
+        p = _period(engine.cluster.gpus_per_node, t, first, in_, alpha, gap, chunks)
+        found = _general(t[:p], first[:p], in_[:p], chunks[:p], gap[:p], alpha[:p], shifts)
+        t, out, in_, heads = found if p == n else (np.tile(v, n // p) for v in found)
+    ports = [(tiers[i - 1], w) for i, w in enumerate(members)]
+    return Plan(ports, tiers, t, out, in_, first, heads.tolist(), chunks, shifts, float((first + alpha).min()),
+                float(heads.max()), float(t.min()))  # fmt: skip
 
-    sent = _sent(chunks, shifts, n)
-    for i, strand in enumerate(strands):
-        strand.clock, strand.round = ends[i], int(rounds[i])
-        engine.out_free[tiers[i]][members[i]] = float(out[i])
-        engine.in_free[tiers[i - 1]][members[i]] = float(in_[i])
+
+def run_ring(engine: Engine, members: tuple[int, ...], entries: list[tuple[Strand, Call, Any]], plan: Plan) -> None:
+    """Advance the clocks of all members of a ring collective to its end, ports and traffic with them."""
+    n, name, steps, tiers = len(members), entries[0][1].name, len(plan.shifts), plan.tiers
+    rounds = _rounds(np.array([s.round for s, _, _ in entries]), steps).tolist()
+    ends, out, in_, first = plan.clock.tolist(), plan.out_free.tolist(), plan.in_free.tolist(), plan.first.tolist()
+    sent = _sent(plan.chunks, plan.shifts, n)
+    for i, (strand, _, _) in enumerate(entries):
+        strand.clock, strand.round = ends[i], rounds[i]
+        engine.out_free[tiers[i]][members[i]] = out[i]
+        engine.in_free[tiers[i - 1]][members[i]] = in_[i]
         right = (i + 1) % n
         engine.log.append(
-            (members[i], members[right], sent[i], float(first[i]), float(in_[right]), int(rounds[right]), call.name,
-             tiers[i], len(shifts))
-        )  # fmt: skip
+            (members[i], members[right], sent[i], first[i], in_[right], rounds[right], name, tiers[i], steps)
+        )
 
 
 def _uniform(t, first, in_, took: float, alpha: float, steps: int):
@@ -87,43 +112,82 @@ def _uniform(t, first, in_, took: float, alpha: float, steps: int):
         clock = sent if sent > arrived else arrived
         begin = clock
     n = len(t)
-    return np.full(n, clock), np.full(n, sent), np.full(n, arrived)
+    return np.full(n, clock), np.full(n, sent), np.full(n, arrived), np.full(n, head)
 
 
-def _general(t, out, in_, chunks, gap, alpha, shifts, same_chunks):
-    """Step by step, all ranks in one array operation.
+def _period(p: int, *vectors: np.ndarray) -> int:
+    """How many ranks, counted from the first, stand for all: p, if the vectors repeat themselves after p, or all."""
+    n = len(vectors[0])
+    if 1 < p < n and n % p == 0 and all(bool((v.reshape(-1, p) == v[:p]).all()) for v in vectors):
+        return p
+    return n
 
-    Arrays have a copy of the last rank before the first and of the first behind the last (clock: index i + 1 is rank i),
-    so that "my left" and "my right neighbour" are views and nothing is moved.
+
+def _general(t, first, in_, chunks, gap, alpha, shifts):
+    """Step by step, all ranks in one array operation, with the event loop's own additions and maxima.
+
+    Arrays have a copy of the last rank before the first and of the first behind the last (index i + 1 is rank i), so that
+    "my left" and "my right neighbour" are views and nothing is moved. Few arrays, so that they stay in the cache.
     """
     n = len(t)
     clock, nxt = np.empty(n + 2), np.empty(n + 2)
     clock[1:-1], clock[0], clock[-1] = t, t[-1], t[0]
-    begin = clock.copy()  # when a rank's next message leaves; from the second step on, its clock
-    begin[1:-1] = np.maximum(t, out)
-    begin[0] = begin[n]
-    alpha_in = np.roll(alpha, 1)
-    gap = np.concatenate([gap[-1:], gap])
-    thrice = np.concatenate([chunks, chunks, chunks])
-    same_gap = bool((gap == gap[0]).all())
-    if same_gap:
-        thrice = thrice * gap[0]
-    took = thrice[: n + 1] if same_gap else thrice[: n + 1] * gap
-    sent, head, in_ = np.empty(n), np.empty(n), in_.copy()
-    for s in shifts:
-        if not same_chunks:  # took[i + 1]: the chunk (i - s) mod n that rank i sends
-            took = thrice[n - 1 - s : 2 * n - s] if same_gap else np.multiply(thrice[n - 1 - s : 2 * n - s], gap, out=took)
-        np.add(begin[1:-1], took[1:], out=sent)
-        np.add(begin[:-2], alpha_in, out=head)
-        np.maximum(head, in_, out=in_)
-        np.add(in_, took[:-1], out=in_)
+    begin = np.concatenate([first[-1:], first, first[:1]])  # when a rank's next message leaves
+    alpha_in = np.roll(alpha, 1) if (alpha != alpha[0]).any() else np.array(alpha[0])
+    in_ = in_.copy()
+    held = _Held(chunks, gap)
+    for step, s in enumerate(shifts):
+        took = held.at(s)
         inner = nxt[1:-1]
-        np.maximum(in_, sent, out=inner)
+        np.add(begin[:-2], alpha_in, out=inner)  # it reaches my in port
+        if step == len(shifts) - 1:
+            heads, sent = inner.copy(), begin[1:-1] + took[1:]
+        np.maximum(inner, in_, out=in_)
+        np.add(in_, took[:-1], out=in_)  # it has arrived
+        np.add(begin[1:-1], took[1:], out=inner)  # mine has left
+        np.maximum(inner, in_, out=inner)
         np.maximum(inner, clock[2:], out=inner)  # a send ends once its receiver has asked for it
         nxt[0], nxt[-1] = nxt[n], nxt[1]
         clock, nxt = nxt, clock
-        begin = clock  # past its own out port, so the next send starts at once
-    return clock[1:-1], sent, in_
+        begin = clock  # past its own out port, so from the second step on a send starts at once
+    return clock[1:-1], sent, in_, heads
+
+
+class _Held:
+    """How long the message that each rank sends in a step holds its ports; index i + 1 is rank i, index 0 the last one."""
+
+    def __init__(self, chunks: np.ndarray, gap: np.ndarray):
+        n = self.n = len(chunks)
+        self.chunks, self.gap = chunks, np.concatenate([gap[-1:], gap])
+        self.same_gap = bool((gap == gap[0]).all())
+        self.same_chunks = bool((chunks == chunks[0]).all())
+        if self.same_chunks:
+            self.took = chunks[0] * self.gap
+        elif self.same_gap:
+            self.thrice = np.concatenate([chunks, chunks, chunks]) * gap[0]
+        else:
+            self.shift: int | None = None
+            self.where = np.flatnonzero(chunks != np.roll(chunks, -1))  # chunk i differs from chunk i + 1
+            self.few = len(self.where) <= 16
+
+    def at(self, s: int) -> np.ndarray:
+        """Rank r sends chunk (r - s) mod n."""
+        if self.same_chunks:
+            return self.took
+        n = self.n
+        if self.same_gap:
+            return self.thrice[n - 1 - s : 2 * n - s]
+        if self.shift is not None and self.few and s == self.shift + 1:
+            # Only ranks at an edge between chunks of different size send another size than in the step before.
+            for i in self.where:
+                r = (int(i) + s) % n + 1  # was to send chunk i + 1, and sends chunk i
+                self.took[r] = self.chunks[i] * self.gap[r]
+                if r == n:
+                    self.took[0] = self.took[n]
+        else:
+            self.took = np.roll(self.chunks, s)[np.arange(-1, n)] * self.gap
+        self.shift = s
+        return self.took
 
 
 def _rounds(rounds: np.ndarray, steps: int) -> np.ndarray:
@@ -135,25 +199,20 @@ def _rounds(rounds: np.ndarray, steps: int) -> np.ndarray:
 
 
 def _sent(chunks: np.ndarray, shifts: list[int], n: int) -> list[int]:
-    total = np.zeros(n)
+    whole, mine, next_ = int(chunks.sum()), chunks.astype(int), np.roll(chunks, -1).astype(int)
     if len(shifts) >= n:  # all-reduce: all but chunk r in the first half, all but chunk r + 1 in the second
-        total += 2 * chunks.sum() - chunks - np.roll(chunks, -1)
-    elif shifts[0] == 1:
-        total += chunks.sum() - chunks
-    else:
-        total += chunks.sum() - np.roll(chunks, -1)
-    return [int(b) for b in total]
+        return (2 * whole - mine - next_).tolist()
+    return (whole - (mine if shifts[0] == 1 else next_)).tolist()
 
 
-def result(call: Call, payload: Phantom, rank: int, n: int, total_bytes: int) -> Phantom:
-    """What a ring collective gives `rank` of a group of `n` whose ranks together brought `total_bytes`."""
+def result(call: Call, payload: Phantom, rank: int, n: int, rows: int) -> Phantom:
+    """What a ring collective gives `rank` of a group of `n` whose ranks together brought `rows` along axis 0."""
     if call.name == "all_reduce":
         return payload
     if call.name == "reduce_scatter":
         bounds = chunk_bounds(len(payload), n)
         return payload[bounds[rank] : bounds[rank + 1]]
-    row = math.prod(payload.shape[1:]) * payload.itemsize
-    return Phantom((total_bytes // row if row else 0, *payload.shape[1:]), payload.dtype)
+    return Phantom((rows, *payload.shape[1:]), payload.dtype)
 
 
 def run_closed_form(

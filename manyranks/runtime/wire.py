@@ -14,22 +14,24 @@ import threading
 from collections import deque
 from typing import Any
 
-import numpy as np
 import torch
 import torch.distributed as dist
 
 from manyranks.runtime.comm import Work
 
-__all__ = ["EAGER", "GlooWire", "NcclWire", "tag_of"]
+__all__ = ["EAGER", "GlooWire", "NcclWire", "array_in", "pack", "tag_of", "unpack"]
 
 EAGER = 4096  # bytes of payload that travel with the header
-_HEADER = struct.Struct("<QQIIBB6x")  # payload bytes, tag, message number, round, dtype, dimensions; then the shape
+# Payload bytes, tag, message number, round, dtype, number of dimensions; the shape follows.
+_HEADER = struct.Struct("<QQIIBB6x")
 _FIRST = _HEADER.size + 8 * 64 + EAGER  # the longest first packet: torch allows 64 dimensions
 _NAMES = (
     "float32 float64 float16 bfloat16 int64 int32 int16 int8 uint8 bool uint16 uint32 uint64 complex64 complex128 "
     "float8_e4m3fn float8_e5m2 float8_e4m3fnuz float8_e5m2fnuz"
 ).split()
 _DTYPES = [getattr(torch, name, None) for name in _NAMES]
+_NUMPY = {d for d in _DTYPES if d is not None and "bfloat" not in str(d) and "float8" not in str(d)}
+_LENGTH = struct.Struct("<q")
 _CODES = {dtype: code for code, dtype in enumerate(_DTYPES) if dtype is not None}
 _GROUPS, _CALLS = 1 << 11, 1 << 18
 
@@ -44,31 +46,46 @@ def tag_of(group: int, call: int = 0) -> int:
 
 
 def _bytes(x: torch.Tensor) -> torch.Tensor:
-    return x.reshape(-1).view(torch.uint8)
+    """The bytes of an array, without a copy if it is contiguous. (One element may have any stride and counts as such.)"""
+    return x.contiguous().as_strided((x.numel(),), (1,)).view(torch.uint8)
 
 
-def _pack(x: torch.Tensor, tag: int, number: int, round_: int, body: torch.Tensor | None) -> torch.Tensor:
-    """The first packet: header and, if given, payload bytes."""
-    shape = tuple(x.shape)
+def pack(x: torch.Tensor, tag: int, number: int, round_: int, payload: bool) -> torch.Tensor:
+    """The first packet: a header and, if asked for, the bytes of `x`. Written for speed: its time is part of α."""
+    shape = x.shape
+    ndim = len(shape)
     code = _CODES.get(x.dtype)
     if code is None:
         raise TypeError(f"an array of dtype {str(x.dtype).removeprefix('torch.')} can't be sent")
-    head = _HEADER.size + 8 * (len(shape) + len(shape) % 2)  # a multiple of 16, so that the payload is aligned
-    packet = np.empty(head + (body.numel() if body is not None else 0), dtype=np.uint8)
-    _HEADER.pack_into(packet, 0, x.nbytes, tag, number, round_, code, len(shape))
-    if shape:
-        struct.pack_into(f"<{len(shape)}q", packet, _HEADER.size, *shape)
-    if body is not None:
-        packet[head:] = body.numpy()
-    return torch.from_numpy(packet)
+    # A multiple of 16, so that the payload is aligned.
+    head = _HEADER.size + 8 * (ndim + (ndim & 1))
+    nbytes = x.nbytes
+    packet = bytearray(head + nbytes if payload else head)
+    _HEADER.pack_into(packet, 0, nbytes, tag, number, round_, code, ndim)
+    if ndim == 1:
+        _LENGTH.pack_into(packet, _HEADER.size, shape[0])
+    elif ndim:
+        struct.pack_into(f"<{ndim}q", packet, _HEADER.size, *shape)
+    if payload and nbytes:
+        packet[head:] = (x if x.dtype in _NUMPY else _bytes(x)).numpy().tobytes()
+    return torch.frombuffer(packet, dtype=torch.uint8)
 
 
-def _unpack(packet: torch.Tensor) -> tuple[int, int, int, int, torch.dtype, tuple[int, ...], int]:
+def unpack(packet: bytearray) -> tuple[int, int, int, int, torch.dtype, tuple[int, ...], int]:
     """Payload bytes, tag, number, round, dtype, shape, and where the payload begins."""
-    raw = packet.numpy()
-    nbytes, tag, number, round_, code, ndim = _HEADER.unpack_from(raw)
-    shape = struct.unpack_from(f"<{ndim}q", raw, _HEADER.size)
-    return nbytes, tag, number, round_, _DTYPES[code], shape, _HEADER.size + 8 * (ndim + ndim % 2)
+    nbytes, tag, number, round_, code, ndim = _HEADER.unpack_from(packet)
+    shape = struct.unpack_from(f"<{ndim}q", packet, _HEADER.size)
+    return nbytes, tag, number, round_, _DTYPES[code], shape, _HEADER.size + 8 * (ndim + (ndim & 1))
+
+
+def array_in(
+    packet: bytearray, nbytes: int, head: int, dtype: torch.dtype, shape: tuple[int, ...]
+) -> torch.Tensor:
+    """The array whose bytes begin at `head`. It keeps the packet's memory."""
+    if not nbytes:
+        return torch.empty(shape, dtype=dtype)
+    flat = torch.frombuffer(packet, dtype=dtype, count=nbytes // dtype.itemsize, offset=head)
+    return flat if len(shape) == 1 else flat.reshape(shape)
 
 
 class _Send(Work):
@@ -82,7 +99,7 @@ class _Send(Work):
     def wait(self) -> None:
         if self.parts is None:
             return
-        began = self.world.enter(self.lane, "send(dst={})", self.dst)
+        began = self.world.enter(self.lane, f"send(dst={self.dst})")
         for part in self.parts:
             part.wait()
         self.parts = self.kept = None
@@ -102,7 +119,7 @@ class _Receive(Work):
         self.done = False
 
     def wait(self) -> torch.Tensor:
-        began = self.world.enter(self.lane, "recv(src={})", self.inbox.src)
+        began = self.world.enter(self.lane, f"recv(src={self.inbox.src})")
         if not self.done:
             self.inbox.complete(self)
         if self.error is not None:
@@ -123,8 +140,9 @@ class _Inbox:
 
     def post(self, lane: Any, background: bool) -> _Receive:
         receive = _Receive(self.wire.world, lane, self)
-        receive.packet = torch.empty(_FIRST, dtype=torch.uint8)
-        receive.first = self.wire.group.recv([receive.packet], self.src, self.tag)
+        receive.packet = bytearray(_FIRST)
+        into = torch.frombuffer(receive.packet, dtype=torch.uint8)
+        receive.first = self.wire.group.recv([into], self.src, self.tag)
         self.queue.append(receive)
         if background:
             if self.posted is None:
@@ -153,13 +171,12 @@ class _Inbox:
         world = self.wire.world
         try:
             receive.first.wait()
-            nbytes, _, number, receive.round, dtype, shape, head = _unpack(receive.packet)
+            nbytes, _, number, receive.round, dtype, shape, head = unpack(receive.packet)
             if nbytes <= EAGER:
-                body = receive.packet[head : head + nbytes]
+                value = array_in(receive.packet, nbytes, head, dtype, shape)
             else:
-                body = torch.empty(nbytes, dtype=torch.uint8)
-                self.wire.group.recv([body], self.src, self.tag + 1).wait()
-            value = body.view(dtype).reshape(shape)
+                value = torch.empty(shape, dtype=dtype)
+                self.wire.group.recv([value.view(-1)], self.src, self.tag + 1).wait()
             receive.value = value if world.device.type == "cpu" else value.to(world.device)
             world.arrived.append((self.src, number, world.clock()))
         except Exception as error:  # told by the rank that waits, not by a thread beside it
@@ -181,21 +198,22 @@ class GlooWire:
         world = self.world
         number = world.next_number()
         began = world.clock()
-        host = x.detach()
-        if host.device.type != "cpu":
-            host, snapshot = host.cpu(), False
-        body = _bytes(host)
-        if body.numel() <= EAGER:
-            first = _pack(host, tag, number, lane.round + 1, body)
+        nbytes = x.nbytes
+        host = x
+        if x.device.type != "cpu":
+            host, snapshot = x.cpu(), False
+        if nbytes <= EAGER:
+            first = pack(host, tag, number, lane.round + 1, True)
             work = _Send(world, lane, dst, [self.group.send([first], dst, tag)], None)
         else:
-            if snapshot and body.data_ptr() == x.data_ptr():
+            body = _bytes(host)
+            if snapshot and body.data_ptr() == host.data_ptr():
                 body = body.clone()
-            first = _pack(host, tag, number, lane.round + 1, None)
+            first = pack(host, tag, number, lane.round + 1, False)
             parts = [self.group.send([first], dst, tag), self.group.send([body], dst, tag + 1)]
             work = _Send(world, lane, dst, parts, body)
         world.outgoing.add(work)  # an unbound buffer that nobody holds would not be sent
-        world.sent.append((number, dst, x.nbytes, began, lane.round + 1, label))
+        world.sent.append((number, dst, nbytes, began, lane.round + 1, label, world.tier(dst)))
         return work
 
     def post(self, lane: Any, src: int, tag: int, background: bool) -> _Receive:
@@ -207,35 +225,31 @@ class GlooWire:
 
     def close(self, tag: int) -> None:
         """A collective has ended: forget its inboxes."""
-        for key in [key for key in self.inboxes if key[1] == tag]:
+        for key in [key for key in list(self.inboxes) if key[1] == tag]:
             del self.inboxes[key]
 
     def flush(self) -> None:
         """Nothing waits here to be started."""
 
-
-class _Flight:
-    """Payloads that were started together, and end together."""
-
-    __slots__ = ("works",)
-
-    def __init__(self) -> None:
-        self.works: list | None = None
+    def unanswered(self) -> list[int]:
+        """The ranks whose message was asked for and has not come."""
+        return [src for (src, _), inbox in self.inboxes.items() if inbox.queue]
 
 
 class _Payload:
-    """A payload that is started, with all others that are ready, when somebody first waits."""
+    """A payload that is started, with others that are ready, when somebody first waits."""
 
-    __slots__ = ("wire", "flight")
+    __slots__ = ("wire", "op", "peer", "works")
 
-    def __init__(self, wire: NcclWire, flight: _Flight):
-        self.wire, self.flight = wire, flight
+    def __init__(self, wire: NcclWire, op: Any, peer: tuple[bool, int]):
+        self.wire, self.op, self.peer = wire, op, peer
+        self.works: list | None = None
 
     def wait(self) -> None:
-        if self.flight.works is None:
+        while self.works is None:
             self.wire.flush()
-        for work in self.flight.works:
-            work.wait()
+        while self.works:  # shared with what was started together: each is waited for once
+            self.works.pop().wait()
         self.wire.synchronize()
 
 
@@ -259,9 +273,9 @@ class _Stream:
     def complete(self, receive: _Receive) -> None:
         world = self.wire.world
         while not receive.done:
-            packet = torch.empty(_FIRST, dtype=torch.uint8)
-            self.wire.group.recv([packet], self.src, 0).wait()
-            nbytes, tag, number, round_, dtype, shape, _ = _unpack(packet)
+            packet = bytearray(_FIRST)
+            self.wire.group.recv([torch.frombuffer(packet, dtype=torch.uint8)], self.src, 0).wait()
+            nbytes, tag, number, round_, dtype, shape, _ = unpack(packet)
             body = torch.empty(nbytes, dtype=torch.uint8, device=world.device)
             if nbytes:
                 self.wire.start(dist.irecv, body, self.src).wait()
@@ -278,8 +292,10 @@ class NcclWire:
     """Payloads through NCCL, GPU to GPU; headers through gloo.
 
     NCCL blocks a GPU's queue until both ends have come, so what is to be sent and received is collected and started
-    together (`batch_isend_irecv`) at the next wait: two ranks that both start a send and then receive don't block.
-    What was started together ends together: a receive returns only when the sends before it have been taken, too.
+    together (`batch_isend_irecv`) at the next wait, one payload for each peer and direction: two ranks that both start
+    a send and then receive don't block. What was started together ends together: a receive returns only when the sends
+    started with it have been taken, too. A program that runs on gloo may therefore hang here if a rank leaves a message
+    to it untaken for long; NCCL programs are written to take messages in the order of their sending.
     `payloads` is a group of its own, so that messages don't queue behind collectives.
     """
 
@@ -287,23 +303,21 @@ class NcclWire:
 
     def __init__(self, world: Any, group: Any, payloads: Any):
         self.world, self.group, self.payloads = world, group, payloads
-        self.ready: list[Any] = []
-        self.flight = _Flight()
+        self.ready: list[_Payload] = []
         self.streams: dict[int, _Stream] = {}
 
     def send(self, lane: Any, x: torch.Tensor, dst: int, tag: int, label: str, snapshot: bool) -> _Send:
         world = self.world
         number = world.next_number()
         began = world.clock()
-        x = x.detach()
-        parts: list[Any] = [self.group.send([_pack(x, tag, number, lane.round + 1, None)], dst, 0)]
+        parts: list[Any] = [self.group.send([pack(x, tag, number, lane.round + 1, False)], dst, 0)]
         body = None
         if x.numel():
             body = _bytes(x.to(world.device).clone())
             parts.append(self.start(dist.isend, body, dst))
         work = _Send(world, lane, dst, parts, body)
         world.outgoing.add(work)
-        world.sent.append((number, dst, x.nbytes, began, lane.round + 1, label))
+        world.sent.append((number, dst, x.nbytes, began, lane.round + 1, label, world.tier(dst)))
         return work
 
     def post(self, lane: Any, src: int, tag: int, background: bool) -> _Receive:
@@ -313,15 +327,18 @@ class NcclWire:
         return stream.post(lane, tag)
 
     def start(self, op: Any, body: torch.Tensor, peer: int) -> _Payload:
-        self.ready.append(dist.P2POp(op, body, peer, group=self.payloads))
-        return _Payload(self, self.flight)
+        made = _Payload(self, dist.P2POp(op, body, peer, group=self.payloads), (op is dist.isend, peer))
+        self.ready.append(made)
+        return made
 
     def flush(self) -> None:
-        """Start all that is ready."""
-        if self.ready:
-            ops, self.ready = self.ready, []
-            flight, self.flight = self.flight, _Flight()
-            flight.works = dist.batch_isend_irecv(ops)
+        """Start the first payload that is ready for each peer and direction."""
+        first = list({p.peer: p for p in reversed(self.ready)}.values())
+        if first:
+            self.ready = [p for p in self.ready if p not in first]
+            works = dist.batch_isend_irecv([p.op for p in first])
+            for payload in first:
+                payload.works = works
 
     def synchronize(self) -> None:
         if self.world.device.type == "cuda":
@@ -329,3 +346,7 @@ class NcclWire:
 
     def close(self, tag: int) -> None:
         """Nothing is kept for each collective."""
+
+    def unanswered(self) -> list[int]:
+        """The ranks whose message was asked for and has not come."""
+        return [src for src, stream in self.streams.items() if any(stream.wanted.values())]
