@@ -338,13 +338,14 @@ class Comm(ABC):
     def _follow(self, buf: Array, bounds: Sequence[int], steps: Any, op: str | None = None) -> Array:
         """Run `steps` on `buf`, whose chunk i along axis 0 is ``[bounds[i], bounds[i + 1])``; changes and returns it."""
         combine = self._combine(op) if op else None
-        for dst, send, src, recv, reduce in steps:
-            going = None if dst is None else self._isend(buf[bounds[send[0]] : bounds[send[1]]], dst)
+        imagined = is_phantom(buf)
+        for dst, (a, b), src, (c, d), reduce in steps:
+            going = None if dst is None else self._isend(buf[bounds[a] : bounds[b]], dst)
             if src is not None:
                 incoming = self._recv(src)
-                if not is_phantom(buf):
-                    lo, hi = bounds[recv[0]], bounds[recv[1]]
-                    buf[lo:hi] = combine(buf[lo:hi], incoming) if reduce else incoming
+                if not imagined:
+                    mine = buf[bounds[c] : bounds[d]]
+                    mine[...] = combine(mine, incoming) if reduce else incoming
             if going is not None:
                 going.wait()
         return buf

@@ -48,6 +48,7 @@ class Strand:
 
     __slots__ = (
         "engine", "rank", "lane", "clock", "round", "key", "glet", "resume", "waits", "call", "quiet", "done", "refused",
+        "receive",
     )  # fmt: skip
 
     def __init__(self, engine: Engine, rank: int, lane: int):
@@ -60,6 +61,7 @@ class Strand:
         self.quiet = False  # inside a collective: one interval is drawn for the whole call
         self.done = False
         self.refused = 0
+        self.receive: Receive | None = None  # used again for every receive that waits at once
         self.glet = greenlet(engine.guard, engine.hub)
         self.resume: Callable = self.glet.switch
         engine.alive.add(self)
@@ -139,19 +141,11 @@ class Receive(Work):
         elif m.arrival < 0:
             m.waiter = strand
             strand.block(self.channel)
-        strand_took(strand, m)
+        if m.arrival > strand.clock:
+            strand.advance(m.arrival, "recv")
+        if m.round > strand.round:
+            strand.round = m.round
         return m.payload
-
-
-def strand_took(strand: Strand, m: Message) -> None:
-    """`strand` has waited for the arrival of `m`."""
-    arrival = m.arrival
-    if arrival > strand.clock:
-        if not strand.quiet:
-            strand.engine.timeline.append((strand.rank, strand.lane, "wait", "recv", strand.clock, arrival))
-        strand.clock = arrival
-    if m.round > strand.round:
-        strand.round = m.round
 
 
 class Channel:
@@ -294,7 +288,7 @@ class Engine:
         except BaseException as error:  # told when its time has come; see `run`
             self.failures.append((strand.clock, strand.rank, strand.lane, error))
         finally:
-            strand.done = True
+            strand.done, strand.receive = True, None
             self.alive.discard(strand)
 
     def run(self) -> None:

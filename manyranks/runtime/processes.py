@@ -8,7 +8,6 @@ together into a `Run` (`gather`).
 
 from __future__ import annotations
 
-import inspect
 import logging
 import os
 import shutil
@@ -21,9 +20,10 @@ from pathlib import Path
 from typing import Any
 
 from manyranks.runtime import backend, carry, rank_process
+from manyranks.runtime.arguments import check_inputs, check_program
 from manyranks.runtime.backend import choose_backend
 from manyranks.runtime.comm import Comm
-from manyranks.runtime.hardware import check_count, check_number
+from manyranks.runtime.hardware import check_number
 from manyranks.runtime.rank_process import Job
 from manyranks.runtime.run import Run
 from manyranks.runtime.supervisor import NotStarted, Supervisor
@@ -77,31 +77,8 @@ def launch(
     >>> run.results[0]                                                                         # doctest: +SKIP
     array([3., 3., 3., 3.])
     """
-    if not callable(program):
-        raise TypeError(f"program must be a function of a communicator, got {program!r}")
-    for body in (program, type(program).__call__):
-        if (
-            inspect.isgeneratorfunction(body)
-            or inspect.iscoroutinefunction(body)
-            or inspect.isasyncgenfunction(body)
-        ):
-            raise TypeError(f"program must be a plain function, got a generator or async one, {program!r}")
-    if inputs is not None:
-        countable = (
-            hasattr(inputs, "__len__")
-            and hasattr(inputs, "__getitem__")
-            and getattr(inputs, "shape", True) != ()
-        )
-        if not countable or isinstance(inputs, (str, bytes, dict)):
-            raise TypeError(
-                f"inputs must be a sequence with one entry for each rank, got {type(inputs).__name__}"
-            )
-    if ranks is not None:
-        ranks = check_count("ranks", ranks)
-    if inputs is not None and len(inputs) != (len(inputs) if ranks is None else ranks):
-        raise ValueError(f"inputs must have one entry for each of the {ranks} ranks, got {len(inputs)}")
-    if inputs is not None and len(inputs) == 0:
-        raise ValueError("inputs must have at least one entry, got none")
+    check_program(program, inputs, shared)
+    ranks = check_inputs(inputs, ranks)
     timeout = check_number("timeout", timeout, positive=True)
     if device not in ("auto", "cpu", "cuda"):
         raise ValueError(f"device must be 'auto', 'cpu' or 'cuda', got {device!r}")
@@ -113,7 +90,7 @@ def launch(
     with _one_at_a_time, _quiet():
         gpus = [] if device == "cpu" else backend.gpu_names()
         if ranks is None:
-            ranks = len(inputs) if inputs is not None else max(2, len(gpus))
+            ranks = max(2, len(gpus))
         place = choose_backend(ranks, gpus, device)
         method = backend.start_method(len(gpus))
         blobs = _pickled(program, inputs, shared)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-import inspect
 import math
 import random
 from collections import deque
@@ -15,9 +14,10 @@ import array_api_compat.numpy as xp
 import numpy as np
 
 from manyranks.runtime import vectorised
-from manyranks.runtime.comm import CLOSED_FORMS, Call, Comm, Work
-from manyranks.runtime.engine import LAST, UNSET, Channel, Engine, Meeting, Message, Pending, Receive, Strand, strand_took
-from manyranks.runtime.hardware import Cluster, check_count, check_number
+from manyranks.runtime.arguments import check_inputs, check_program
+from manyranks.runtime.comm import CLOSED_FORMS, Call, Comm
+from manyranks.runtime.engine import LAST, UNSET, Channel, Engine, Meeting, Message, Pending, Receive, Strand
+from manyranks.runtime.hardware import Cluster, check_number
 from manyranks.runtime.phantom import Phantom, is_phantom
 from manyranks.runtime.run import Record, Run, Timeline, Traffic
 
@@ -60,27 +60,18 @@ def simulate(
     >>> int(run.bytes_sent[0])
     32
     """
-    if not callable(program):
-        raise TypeError(f"program must be a function of a communicator, got {program!r}")
-    for body in (program, getattr(program, "__call__", None)):
-        if inspect.isgeneratorfunction(body) or inspect.iscoroutinefunction(body) or inspect.isasyncgenfunction(body):
-            raise TypeError(f"program must be a plain function, got a generator or async one, {program!r}: no yield, no await")
-    if inputs is not None:
-        countable = hasattr(inputs, "__len__") and hasattr(inputs, "__getitem__") and getattr(inputs, "shape", True) != ()
-        if not countable or isinstance(inputs, (str, bytes, dict)):
-            raise TypeError(f"inputs must be a sequence with one entry for each rank, got {type(inputs).__name__}")
-        ranks = len(inputs) if ranks is None and cluster is None else ranks
+    check_program(program, inputs, shared)
     if cluster is not None and not isinstance(cluster, Cluster):
         raise TypeError(f"cluster must be a Cluster, got {cluster!r}")
+    if ranks is None and inputs is not None and cluster is not None:
+        ranks = cluster.ranks
+    ranks = check_inputs(inputs, ranks)
     if ranks is None:
         if cluster is None:
             raise ValueError("how many ranks? Give ranks=, inputs= or cluster=")
         ranks = cluster.ranks
-    ranks = check_count("ranks", ranks)
     if cluster is not None and ranks > cluster.ranks:
         raise ValueError(f"ranks must be at most the {cluster.ranks} of {cluster!r}, got {ranks}")
-    if inputs is not None and len(inputs) != ranks:
-        raise ValueError(f"inputs must have one entry for each of the {ranks} ranks, got {len(inputs)}")
     return _simulate(program, ranks, inputs, cluster or Cluster.flat(ranks), record, shared)
 
 
@@ -101,9 +92,14 @@ def _simulate(
 
     def main(strand: Strand) -> None:
         rank = strand.rank
-        arguments = () if inputs is None else (_own(inputs[rank]),)
-        own = {name: _own(value) for name, value in shared.items()}
-        results[rank] = program(SimComm(engine, strand, world, rank, 0), *arguments, **own)
+        comm = SimComm(engine, strand, world, rank, 0)
+        if shared:
+            arguments = () if inputs is None else (_own(inputs[rank]),)
+            results[rank] = program(comm, *arguments, **{name: _own(value) for name, value in shared.items()})
+        elif inputs is None:  # written out: such a call puts less on the stack, which every switch has to save
+            results[rank] = program(comm)
+        else:
+            results[rank] = program(comm, _own(inputs[rank]))
 
     mains = [Strand(engine, rank, 0) for rank in world]
     engine.mains = mains[:]
@@ -180,21 +176,6 @@ class SimComm(Comm):
 
     # ------------------------------------------------------------------ messages
 
-    def isend(self, x: Any, dst: int) -> Work:
-        if type(dst) is not int or not 0 <= dst < self.size or dst == self.rank:
-            dst = self._peer(dst, "dst")
-        return self._isend(x if x.__class__ is Phantom else self._array(x, "x"), dst)
-
-    def irecv(self, src: int) -> Work:
-        if type(src) is not int or not 0 <= src < self.size or src == self.rank:
-            src = self._peer(src, "src")
-        return self._irecv(src)
-
-    def recv(self, src: int) -> Any:
-        if type(src) is not int or not 0 <= src < self.size or src == self.rank:
-            src = self._peer(src, "src")
-        return self._recv(src)
-
     def _link(self, src: int, dst: int) -> Channel:
         """The channel between two ranks of this group; shared with the other one's communicator."""
         key = (self.key, self.kind, src, dst)
@@ -204,7 +185,13 @@ class SimComm(Comm):
         self.links[dst if src == self.rank else ~src] = found
         return found
 
-    def _isend(self, x: Any, dst: int) -> Message:
+    # The three below are what a run spends its time on: checked and done in one function each, for collectives too.
+
+    def isend(self, x: Any, dst: int) -> Message:
+        if type(dst) is not int or not 0 <= dst < self.size or dst == self.rank:
+            dst = self._peer(dst, "dst")
+        if x.__class__ is not Phantom and (x.__class__ is not np.ndarray or x.dtype.hasobject):
+            x = self._array(x, "x")
         channel = self.links.get(dst) or self._link(self.rank, dst)
         strand = self.strand
         engine, now = strand.engine, strand.clock
@@ -241,26 +228,39 @@ class SimComm(Comm):
             engine.fresh.append((start + channel.alpha, key, m))
         return m
 
-    def _recv(self, src: int) -> Any:
+    def recv(self, src: int) -> Any:
+        if type(src) is not int or not 0 <= src < self.size or src == self.rank:
+            src = self._peer(src, "src")
         channel = self.links.get(~src) or self._link(src, self.rank)
         strand = self.strand
-        m = self._take(channel)
-        if m is None:
-            receive = Receive(strand, channel, None)
-            receive.waiter = strand
+        if channel.first.__class__ is Message:
+            m = self._take(channel)
+            if m.arrival < 0:
+                m.waiter = strand
+                strand.block(channel)
+        else:
+            receive = strand.receive
+            if receive is None:  # one for all: a strand waits in one place at a time
+                receive = strand.receive = Receive(strand, channel, None)
+            receive.posted, receive.waiter = strand.clock, strand
             if channel.first is None:
                 channel.first = receive
             else:
                 channel.put(receive)
             strand.block(channel)
-            m = receive.message
-        elif m.arrival < 0:
-            m.waiter = strand
-            strand.block(channel)
-        strand_took(strand, m)
+            m, receive.message = receive.message, None
+        arrival = m.arrival
+        if arrival > strand.clock:
+            if not strand.quiet:
+                strand.engine.timeline.append((strand.rank, strand.lane, "wait", "recv", strand.clock, arrival))
+            strand.clock = arrival
+        if m.round > strand.round:
+            strand.round = m.round
         return m.payload
 
-    def _irecv(self, src: int) -> Receive:
+    def irecv(self, src: int) -> Receive:
+        if type(src) is not int or not 0 <= src < self.size or src == self.rank:
+            src = self._peer(src, "src")
         channel = self.links.get(~src) or self._link(src, self.rank)
         receive = Receive(self.strand, channel, self._take(channel))
         if receive.message is None:
@@ -269,6 +269,8 @@ class SimComm(Comm):
             else:
                 channel.put(receive)
         return receive
+
+    _isend, _recv, _irecv = isend, recv, irecv
 
     def _take(self, channel: Channel) -> Message | None:
         """The message that is next on `channel`, or None if there is none yet."""
@@ -445,7 +447,8 @@ class SimComm(Comm):
         elif isinstance(x, (bool, int, float, complex, np.generic)):
             made = np.asarray(x)
         else:
-            raise TypeError(f"{name} must be a NumPy array, a phantom or a number, got {type(x).__name__}")
+            how = "; np.asarray(x) makes an array of it" if isinstance(x, (list, tuple)) or hasattr(x, "numpy") else ""
+            raise TypeError(f"{name} must be a NumPy array, a phantom or a number, got {type(x).__name__}{how}")
         if made.dtype.hasobject:
             raise TypeError(f"{name} must be an array of numbers, got dtype object")
         return made

@@ -157,7 +157,7 @@ class _Held:
     """How long the message that each rank sends in a step holds its ports; index i + 1 is rank i, index 0 the last one."""
 
     def __init__(self, chunks: np.ndarray, gap: np.ndarray):
-        n = self.n = len(chunks)
+        self.n = len(chunks)
         self.chunks, self.gap = chunks, np.concatenate([gap[-1:], gap])
         self.same_gap = bool((gap == gap[0]).all())
         self.same_chunks = bool((chunks == chunks[0]).all())
