@@ -1,7 +1,7 @@
 """Recorded runs on real hardware: JSON in `results/`, each with its machine, versions and date.
 
 A measurement is worth keeping with what it was measured on. `record` writes one, `recorded` reads them back for the
-cells that put them beside a prediction. Nothing else writes there.
+cells that put them beside a prediction. (`python -m benchmarks` keeps its figures there too, in benchmarks.json.)
 """
 
 from __future__ import annotations

@@ -68,7 +68,12 @@ def clocks(cluster: Cluster, programs: list[dict[int, list[tuple]]]) -> tuple[li
     def at(time: float, what: str, who) -> None:
         # At one moment in ports come first, then what strands do, then out ports; each by rank, lane, message.
         strand = who.strand if isinstance(who, _Message) else who
-        order = (("reach", "step", "ask").index(what), strand.rank, strand.order, who.number if isinstance(who, _Message) else 0)
+        order = (
+            ("reach", "step", "ask").index(what),
+            strand.rank,
+            strand.order,
+            who.number if isinstance(who, _Message) else 0,
+        )
         heapq.heappush(heap, (time, order, next_event(), what, who))
 
     def next_event() -> int:

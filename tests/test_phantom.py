@@ -16,8 +16,19 @@ from hypothesis import strategies as st
 
 from manyranks.runtime.phantom import Phantom, is_phantom, phantom
 
-FEW = settings(max_examples=400, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-DTYPES = [np.float16, np.float32, np.float64, np.int8, np.int32, np.int64, np.uint8, np.bool_, np.complex64, ml_dtypes.bfloat16]
+FEW = settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+DTYPES = [
+    np.float16,
+    np.float32,
+    np.float64,
+    np.int8,
+    np.int32,
+    np.int64,
+    np.uint8,
+    np.bool_,
+    np.complex64,
+    ml_dtypes.bfloat16,
+]
 
 
 def test_docstring_examples():
@@ -182,7 +193,8 @@ UNARY = [
 
 @FEW
 @given(
-    st.lists(st.integers(0, 4), max_size=4).map(tuple) | st.sampled_from([(2, 3), (4, 6), (3, 1, 4), (2, 3, 4)]),
+    st.lists(st.integers(0, 4), max_size=4).map(tuple)
+    | st.sampled_from([(2, 3), (4, 6), (3, 1, 4), (2, 3, 4)]),
     st.sampled_from(DTYPES),
     st.lists(st.integers(0, len(UNARY) - 1), min_size=8, max_size=8),
 )
@@ -298,14 +310,21 @@ def test_einsum(subscripts, shapes):
 def test_an_attention_block_has_the_shapes_of_the_real_one():
     def attention(x, w_qkv, w_out, heads):
         b, s, h = x.shape
-        q, k, v = (np.swapaxes(t.reshape(b, s, heads, h // heads), 1, 2) for t in np.split(x @ w_qkv, 3, axis=-1))
+        q, k, v = (
+            np.swapaxes(t.reshape(b, s, heads, h // heads), 1, 2) for t in np.split(x @ w_qkv, 3, axis=-1)
+        )
         scores = q @ np.swapaxes(k, -1, -2) / np.float16((h // heads) ** 0.5)
         p = np.exp(scores - scores.max(axis=-1, keepdims=True))
         p = p / p.sum(axis=-1, keepdims=True)
         out = np.swapaxes(p @ v, 1, 2).reshape(b, s, h) @ w_out
         return (out - out.mean(-1, keepdims=True)) / out.std(-1, keepdims=True)
 
-    same(lambda x, a, b: attention(x, a, b, 4), np.ones((2, 5, 8), "f2"), np.ones((8, 24), "f2"), np.ones((8, 8), "f2"))
+    same(
+        lambda x, a, b: attention(x, a, b, 4),
+        np.ones((2, 5, 8), "f2"),
+        np.ones((8, 24), "f2"),
+        np.ones((8, 8), "f2"),
+    )
     assert attention(phantom((4, 4096, 12288), "f2"), phantom((12288, 36864), "f2"), phantom((12288, 12288), "f2"), 96).shape == (
         4, 4096, 12288,
     )  # fmt: skip
@@ -369,7 +388,15 @@ def test_fourteen_gigabytes_cost_nothing():
     g = phantom(7_000_000_000, np.float16)
     assert g.nbytes == 14_000_000_000
     h = (g * 2 + g.astype(np.float32)).reshape(70_000, 100_000)
-    h @ h.T, h[:, ::3], h.sum(0), np.concatenate([h, h]), np.split(h, 4), h[np.arange(1000)], h[np.arange(1000)[:, None], :]
+    (
+        h @ h.T,
+        h[:, ::3],
+        h.sum(0),
+        np.concatenate([h, h]),
+        np.split(h, 4),
+        h[np.arange(1000)],
+        h[np.arange(1000)[:, None], :],
+    )
     h[..., None] + h[:, None, :1], np.exp(h), h.transpose(), np.where(h > 0, h, 0.0), np.stack([h, h])
     h[100:200] = h[:100]
     h += 1

@@ -61,7 +61,9 @@ def test_messages_in_order_and_by_field(run):
 def test_timeline_in_order(run):
     intervals = list(run.timeline)
     assert all(isinstance(i, Interval) and i.end > i.start for i in intervals)
-    assert [(i.rank, i.lane, i.start) for i in intervals] == sorted((i.rank, i.lane, i.start) for i in intervals)
+    assert [(i.rank, i.lane, i.start) for i in intervals] == sorted(
+        (i.rank, i.lane, i.start) for i in intervals
+    )
     for a, b in zip(intervals, intervals[1:]):  # a rank does one thing at a time
         assert a.rank != b.rank or a.lane != b.lane or a.end <= b.start
     assert repr(run.timeline) == f"Timeline({len(intervals)} intervals)"
@@ -73,7 +75,9 @@ def test_busy_takes_two_kinds(run):
 
 
 def test_repr(run):
-    assert repr(run).startswith("<Run: 3 ranks, simulated, 1") and repr(run).endswith(" s, 13 messages, 208 B>")
+    assert repr(run).startswith("<Run: 3 ranks, simulated, 1") and repr(run).endswith(
+        " s, 13 messages, 208 B>"
+    )
     assert "\n" not in repr(run)
     assert repr(run.traffic) == "Traffic(13 messages, 208 bytes)"
     assert repr(simulate(lambda comm: None, ranks=1)) == "<Run: 1 rank, simulated, 0 ns, 0 messages, 0 B>"
@@ -82,7 +86,9 @@ def test_repr(run):
 def test_nothing_happened():
     run = simulate(lambda comm: comm.rank, cluster=Cluster(1, 2))
     assert run.seconds == 0 and run.rounds == 0 and run.traffic.bytes == 0 and len(run.timeline) == 0
-    assert run.bytes_sent.tolist() == [0, 0] and list(run.traffic) == [] and run.notes == [] and not run.nominal
+    assert (
+        run.bytes_sent.tolist() == [0, 0] and list(run.traffic) == [] and run.notes == [] and not run.nominal
+    )
     assert run.cluster == Cluster(1, 2)
 
 
@@ -96,7 +102,15 @@ def test_made_by_hand():
 
 @pytest.mark.parametrize(
     "n, text",
-    [(0, "0 B"), (999, "999 B"), (1000, "1 kB"), (24.5e9, "24.5 GB"), (3e15, "3000 TB"), (999_950, "1 MB"), (-2000, "-2 kB")],
+    [
+        (0, "0 B"),
+        (999, "999 B"),
+        (1000, "1 kB"),
+        (24.5e9, "24.5 GB"),
+        (3e15, "3000 TB"),
+        (999_950, "1 MB"),
+        (-2000, "-2 kB"),
+    ],
 )
 def test_human_bytes(n, text):
     assert human_bytes(n) == text
@@ -104,7 +118,15 @@ def test_human_bytes(n, text):
 
 @pytest.mark.parametrize(
     "s, text",
-    [(0, "0 ns"), (1e-9, "1 ns"), (1e-6, "1 µs"), (0.0025, "2.5 ms"), (1, "1 s"), (12345.6, "1.235e+04 s"), (0.9999999, "1 s")],
+    [
+        (0, "0 ns"),
+        (1e-9, "1 ns"),
+        (1e-6, "1 µs"),
+        (0.0025, "2.5 ms"),
+        (1, "1 s"),
+        (12345.6, "1.235e+04 s"),
+        (0.9999999, "1 s"),
+    ],
 )
 def test_human_seconds(s, text):
     assert human_seconds(s) == text

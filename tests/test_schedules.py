@@ -19,12 +19,25 @@ FEW = settings(max_examples=40, deadline=None, suppress_health_check=[HealthChec
 SIZES = [1, 2, 3, 4, 5, 7, 8, 12, 16, 17]
 MOVED = [a for a in ALGORITHMS["all_reduce"] if a not in CLOSED_FORMS]
 #: hierarchical needs equal nodes: these clusters hold n ranks
-NODES = {1: (1, 1), 2: (2, 1), 3: (1, 3), 4: (2, 2), 5: (5, 1), 7: (1, 7), 8: (2, 4), 12: (3, 4), 16: (4, 4), 17: (17, 1)}
+NODES = {
+    1: (1, 1),
+    2: (2, 1),
+    3: (1, 3),
+    4: (2, 2),
+    5: (5, 1),
+    7: (1, 7),
+    8: (2, 4),
+    12: (3, 4),
+    16: (4, 4),
+    17: (17, 1),
+}
 
 
 def run_all_reduce(n, algorithm, xs, op="sum"):
     cluster = Cluster(*NODES[n]) if n in NODES else Cluster.flat(n)
-    return simulate(lambda comm, x: comm.all_reduce(x, op=op, algorithm=algorithm), cluster=cluster, inputs=xs)
+    return simulate(
+        lambda comm, x: comm.all_reduce(x, op=op, algorithm=algorithm), cluster=cluster, inputs=xs
+    )
 
 
 def test_docstring_examples():
@@ -145,7 +158,9 @@ def test_ring_all_reduce_of_a_size_that_does_not_divide(n):
     length = 10 * n + n // 2
     run = moved(lambda comm: comm.all_reduce(np.ones(length)), n)
     sizes = np.diff(chunk_bounds(length, n)) * 8
-    want = [2 * sizes.sum() - sizes[r] - sizes[(r + 1) % n] for r in range(n)]  # all but r, then all but r + 1
+    want = [
+        2 * sizes.sum() - sizes[r] - sizes[(r + 1) % n] for r in range(n)
+    ]  # all but r, then all but r + 1
     assert run.bytes_sent.tolist() == want
     assert run.traffic.bytes == 2 * (n - 1) * length * 8  # the total is exact whatever divides
 
@@ -154,7 +169,9 @@ def test_ring_all_reduce_of_a_size_that_does_not_divide(n):
 def test_tree_all_reduce(n):
     run = moved(lambda comm: comm.all_reduce(np.ones(7), algorithm="tree"), n)
     assert run.traffic.count == 2 * (n - 1) and run.traffic.bytes == 2 * (n - 1) * 56
-    assert run.rounds == 2 * log2_down(n)  # the longest chain; rank 0's ports are passed log2_up(n) times each way
+    assert run.rounds == 2 * log2_down(
+        n
+    )  # the longest chain; rank 0's ports are passed log2_up(n) times each way
     assert run.bytes_received[0] == log2_up(n) * 56
     assert run.bytes_sent.max(initial=0) == log2_up(n) * 56  # the root sends once a round on the way down
 
@@ -183,7 +200,9 @@ def test_halving_doubling_all_reduce(n):
 @pytest.mark.parametrize("nodes, local", [(1, 4), (2, 2), (2, 8), (3, 4), (4, 1)])
 def test_hierarchical_all_reduce(nodes, local):
     n, S = nodes * local, 8 * nodes * local * 3
-    run = simulate(lambda c: c.all_reduce(np.ones(S // 8), algorithm="hierarchical"), cluster=Cluster(nodes, local))
+    run = simulate(
+        lambda c: c.all_reduce(np.ones(S // 8), algorithm="hierarchical"), cluster=Cluster(nodes, local)
+    )
     within = 2 * S * (local - 1) // local
     across = 2 * (S // local) * (nodes - 1) // nodes
     assert run.bytes_sent.tolist() == [within + across] * n
@@ -219,7 +238,12 @@ def test_the_other_collectives_move_what_the_formulas_say(n):
         "all_to_all": (lambda c: c.all_to_all([x[:6]] * n), [share] * n, n * (n - 1), n - 1),
         "gather": (lambda c: c.gather(x), [0] + [S] * (n - 1), n - 1, min(n - 1, 1)),
         "scatter": (lambda c: c.scatter(x), [share] + [0] * (n - 1), n - 1, min(n - 1, 1)),
-        "flat broadcast": (lambda c: c.broadcast(x, algorithm="flat"), [S * (n - 1)] + [0] * (n - 1), n - 1, min(n - 1, 1)),
+        "flat broadcast": (
+            lambda c: c.broadcast(x, algorithm="flat"),
+            [S * (n - 1)] + [0] * (n - 1),
+            n - 1,
+            min(n - 1, 1),
+        ),
         "flat reduce": (lambda c: c.reduce(x, algorithm="flat"), [0] + [S] * (n - 1), n - 1, min(n - 1, 1)),
         "reduce": (lambda c: c.reduce(x), [0] + [S] * (n - 1), n - 1, log2_down(n)),
         "broadcast": (lambda c: c.broadcast(x), None, n - 1, log2_down(n)),
@@ -258,9 +282,15 @@ def test_steps_fit_together(name, n):
 def test_no_latency_and_much_of_it(algorithm, latency):
     n, S = 8, 800
     run = simulate(
-        lambda c: c.all_reduce(np.ones(S // 8), algorithm=algorithm), cluster=Cluster.flat(n, latency=latency, bandwidth=1.0)
+        lambda c: c.all_reduce(np.ones(S // 8), algorithm=algorithm),
+        cluster=Cluster.flat(n, latency=latency, bandwidth=1.0),
     )
-    wire = {"ring": 14 * 104, "tree": 6 * S, "halving_doubling": 2 * (n - 1) * S / n, "naive": 2 * (n - 1) * S}[algorithm]
+    wire = {
+        "ring": 14 * 104,
+        "tree": 6 * S,
+        "halving_doubling": 2 * (n - 1) * S / n,
+        "naive": 2 * (n - 1) * S,
+    }[algorithm]
     steps = {"ring": 14, "tree": 6, "halving_doubling": 6, "naive": 2}[algorithm]
     # 100 elements in 8 chunks: the ring's steps carry 13 elements at some rank, hence an upper bound
     assert run.seconds == pytest.approx(wire + steps * latency, rel=0.1 if algorithm != "naive" else 1e-12)
@@ -270,7 +300,11 @@ def test_no_latency_and_much_of_it(algorithm, latency):
 def test_exact_times_when_all_divides(n):
     cluster = Cluster.flat(n, latency=2.0, bandwidth=4.0)
     S = 8 * 4 * n
-    times = {a: simulate(lambda c: c.all_reduce(np.ones(4 * n), algorithm=a), cluster=cluster).seconds for a in MOVED}  # noqa: B023
+
+    def program(comm, algorithm):
+        return comm.all_reduce(np.ones(4 * n), algorithm=algorithm)
+
+    times = {a: simulate(program, cluster=cluster, algorithm=a).seconds for a in MOVED}
     assert times["ring"] == 2 * (n - 1) * (2 + S / n / 4)
     assert times["tree"] == 2 * math.log2(n) * (2 + S / 4)
     assert times["halving_doubling"] == 2 * math.log2(n) * 2 + 2 * (n - 1) / n * S / 4

@@ -1,5 +1,6 @@
 """Ring collectives of phantoms timed all at once must equal the message-by-message run to the bit."""
 
+import functools
 import random
 
 import numpy as np
@@ -82,11 +83,22 @@ def test_groups_messages_and_collectives_mixed(seed, two_tiers):
     rng = random.Random(seed)
     groups = [range(0, N), range(N, 2 * N)]
     n = 2 * N + 3
-    cluster = Cluster(7, 5, intra=Tier("a", 1.0, 3.0), inter=Tier("b", 2.0, 1.0)) if two_tiers else Cluster.flat(n, 1.0, 2.0)
+    cluster = (
+        Cluster(7, 5, intra=Tier("a", 1.0, 3.0), inter=Tier("b", 2.0, 1.0))
+        if two_tiers
+        else Cluster.flat(n, 1.0, 2.0)
+    )
     order = []  # one global order of doings, so that nothing can deadlock
     for _ in range(rng.randint(1, 12)):
         if rng.random() < 0.4:
-            order.append(("ring", rng.randrange(3), rng.choice(["all_reduce", "all_gather"]), rng.choice([0, 5, 64, 1000])))
+            order.append(
+                (
+                    "ring",
+                    rng.randrange(3),
+                    rng.choice(["all_reduce", "all_gather"]),
+                    rng.choice([0, 5, 64, 1000]),
+                )
+            )
         else:
             src, dst = rng.sample(range(n), 2)
             order.append(("message", src, dst, rng.choice([0, 10, 3000])))
@@ -136,7 +148,7 @@ def test_a_message_from_outside_during_the_ring_takes_its_turn():
 
     alone = 2 * (N - 1) * 11.0
     for when, disturbs in ((0.0, True), (100.0, True), (alone - 30, True), (2 * alone, False)):
-        fast, slow = both(lambda comm: program(comm, when), cluster)
+        fast, slow = both(functools.partial(program, when=when), cluster)
         assert not fast.notes
         assert folded(fast) is not disturbs
         assert (max(fast.ends[:3]) > alone) is disturbs
@@ -243,5 +255,13 @@ def test_a_closed_form_that_cannot_be_computed_is_everybodys_error(monkeypatch):
 
     for seed in (None, 0, 1, 2):
         with pytest.raises(RankError, match="no such cluster") as caught:
-            _simulate(lambda c: c.all_reduce(1.0, algorithm="nccl"), 4, None, Cluster.flat(4), False, {}, shuffle=seed)
+            _simulate(
+                lambda c: c.all_reduce(1.0, algorithm="nccl"),
+                4,
+                None,
+                Cluster.flat(4),
+                False,
+                {},
+                shuffle=seed,
+            )
         assert caught.value.rank == 0

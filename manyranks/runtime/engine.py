@@ -40,7 +40,8 @@ from manyranks.runtime.run import Record
 __all__ = ["Channel", "Engine", "Meeting", "Message", "Pending", "Receive", "Strand", "UNSET"]
 
 UNSET = -1.0  # a time that is not known yet
-LAST = 1 << 100  # added to a tie-breaker: at one moment, out ports are given out when all that arrives has arrived
+# Added to a tie-breaker: at one moment, out ports are given out when all that arrives then has arrived.
+LAST = 1 << 100
 
 
 class Strand:
@@ -55,7 +56,8 @@ class Strand:
         self.engine, self.rank, self.lane = engine, rank, lane
         self.clock = 0.0
         self.round = 0  # the longest chain of messages behind it
-        self.key = (rank << 24 | lane) << 40  # numbers its messages: the tie-breaker between simultaneous ones
+        # Numbers its messages: the tie-breaker between simultaneous ones.
+        self.key = (rank << 24 | lane) << 40
         self.waits: Any = None
         self.call: Call | None = None  # the collective it is in
         self.quiet = False  # inside a collective: one interval is drawn for the whole call
@@ -80,8 +82,12 @@ class Strand:
 
     def _refuse(self) -> None:
         if getcurrent() is not self.glet:
-            over = " after its run" if self.engine.over else " from another rank's program, thread or simulation"
-            raise RuntimeError(f"rank {self.rank}'s communicator was called{over}; only that rank's own program may")
+            over = (
+                " after its run" if self.engine.over else " from another rank's program, thread or simulation"
+            )
+            raise RuntimeError(
+                f"rank {self.rank}'s communicator was called{over}; only that rank's own program may"
+            )
         self.refused += 1
         if self.refused > 100:  # a program that swallows every exception, and asks again
             _IMMORTAL.append(self.glet)
@@ -225,7 +231,9 @@ class Meeting:
         self.error: BaseException | None = None
 
     def why(self) -> tuple[str, int]:
-        absent = next((w for i, w in enumerate(self.members) if i not in self.came and i not in self.entries), None)
+        absent = next(
+            (w for i, w in enumerate(self.members) if i not in self.came and i not in self.entries), None
+        )
         if absent is None:
             return "all ranks to reach the same collective call", next(iter(self.entries.values()))[0].rank
         name = next(iter(self.came.values())).name
@@ -251,7 +259,8 @@ class Engine:
         self.fresh: list[tuple] = []  # not sorted in yet
         self.events: list[tuple] = []
         self.sorted = True
-        self.forming: dict[Meeting, float] = {}  # ring collectives of phantoms that somebody has just entered: since when
+        # Ring collectives of phantoms that somebody has just entered: since when.
+        self.forming: dict[Meeting, float] = {}
         self.meeting_keys = count(-1, -1)
         # Ports that a ring collective timed in advance relies on: (tier, rank) -> its Meeting, or when its last message comes from whom.
         self.planned: dict[tuple[int, int], Meeting | tuple[float, int]] = {}
@@ -330,8 +339,10 @@ class Engine:
             strand.glet = strand.resume = None
         for held in (self.alive, self.channels, self.meetings, self.forming, self.planned):
             held.clear()
-        for held in (self.mains, self.fresh, self.events, self.ready, self.starting, self.mismatched, self.failures):
+        for held in (self.mains, self.fresh, self.events, self.ready, self.starting):
             held.clear()
+        self.mismatched.clear()
+        self.failures.clear()
 
     # ------------------------------------------------------------------ messages
 
@@ -422,8 +433,10 @@ class Engine:
                 return
             entries = [meeting.entries[i] for i in range(len(meeting.members))]
             meeting.plan = plan = vectorised.plan_ring(self, meeting.members, entries)
-            if self.planned and any(self.planned.get(port, (0.0,))[0] >= plan.first_head for port in plan.ports):
-                self._go_slow(meeting)  # an earlier ring that was timed all at once still occupies one of them
+            held = (self.planned.get(port) for port in plan.ports) if self.planned else ()
+            if any(h is not None and h[0] >= plan.first_head for h in held):
+                # An earlier ring that was timed all at once still occupies one of its ports.
+                self._go_slow(meeting)
             elif len(self.alive) == len(entries) and not self.events:  # nobody is left who could disturb it
                 self._commit(meeting)
             else:

@@ -135,8 +135,10 @@ def _reduce_scatter(comm: Any, call: Call, x: torch.Tensor, group: Any, on: torc
         r = comm.ranks.index(world_rank)
         padded[slot, : bounds[r + 1] - bounds[r]] = x[bounds[r] : bounds[r + 1]]
     out = torch.empty((longest, *x.shape[1:]), dtype=x.dtype, device=on)
+    # reduce_scatter_tensor warns since PyTorch 2.13 that it has a new name
+    scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
     try:
-        dist.reduce_scatter_tensor(
+        scatter(
             out, padded.flatten(0, 1), getattr(dist.ReduceOp, _OPS[call.op]), group=group
         )
     except RuntimeError as error:

@@ -169,10 +169,14 @@ class Phantom(NDArrayOperatorsMixin):
             np.lib.array_utils.normalize_axis_tuple(axis, self.ndim)
         return self._reduced(axis, keepdims, dtype or function(np.ones(1, self.dtype)).dtype)
 
-    def sum(self, axis: Any = None, dtype: Any = None, out: None = None, keepdims: bool = False, **kw: Any) -> Phantom:
+    def sum(
+        self, axis: Any = None, dtype: Any = None, out: None = None, keepdims: bool = False, **kw: Any
+    ) -> Phantom:
         return self._folded(np.add, axis, dtype, keepdims)
 
-    def prod(self, axis: Any = None, dtype: Any = None, out: None = None, keepdims: bool = False, **kw: Any) -> Phantom:
+    def prod(
+        self, axis: Any = None, dtype: Any = None, out: None = None, keepdims: bool = False, **kw: Any
+    ) -> Phantom:
         return self._folded(np.multiply, axis, dtype, keepdims)
 
     def any(self, axis: Any = None, out: None = None, keepdims: bool = False, **kw: Any) -> Phantom:
@@ -180,11 +184,19 @@ class Phantom(NDArrayOperatorsMixin):
 
     all = any
 
-    def mean(self, axis: Any = None, dtype: Any = None, out: None = None, keepdims: bool = False, **kw: Any) -> Phantom:
+    def mean(
+        self, axis: Any = None, dtype: Any = None, out: None = None, keepdims: bool = False, **kw: Any
+    ) -> Phantom:
         return self._averaged(np.mean, axis, dtype, keepdims)
 
     def var(
-        self, axis: Any = None, dtype: Any = None, out: None = None, ddof: float = 0, keepdims: bool = False, **kw: Any
+        self,
+        axis: Any = None,
+        dtype: Any = None,
+        out: None = None,
+        ddof: float = 0,
+        keepdims: bool = False,
+        **kw: Any,
     ) -> Phantom:
         return self._averaged(np.var, axis, dtype, keepdims)
 
@@ -208,11 +220,17 @@ class Phantom(NDArrayOperatorsMixin):
         return Phantom._make(x.shape, np.dtype(dtype or np.cumsum(np.ones(1, self.dtype)).dtype))
 
     def argsort(self, axis: Any = -1, **kw: Any) -> Phantom:
-        return Phantom._make((self.ravel() if axis is None or not self.ndim else self._along(axis)).shape, np.dtype(np.intp))
+        return Phantom._make(
+            (self.ravel() if axis is None or not self.ndim else self._along(axis)).shape, np.dtype(np.intp)
+        )
 
     def clip(self, min: Any = None, max: Any = None, out: None = None, **kw: Any) -> Phantom:
-        bounds = [b for b in (min, max) if b is not None]
-        return np.minimum(self, *bounds) if len(bounds) == 1 else np.minimum(np.maximum(self, min), max)
+        bounds = [
+            b if b is None or isinstance(b, (bool, int, float)) else np.empty(0, _dtype(b))
+            for b in (min, max)
+        ]
+        shape = np.broadcast_shapes(self.shape, *(np.shape(b) for b in (min, max) if b is not None))
+        return Phantom._make(shape, np.empty(0, self.dtype).clip(*bounds).dtype)
 
     def dot(self, other: Any) -> Phantom:
         return _dot(self, other)
@@ -247,10 +265,14 @@ class Phantom(NDArrayOperatorsMixin):
     tolist = item
 
     # -- NumPy's protocols
-    def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, out: Any = None, **kwargs: Any) -> Any:
+    def __array_ufunc__(
+        self, ufunc: np.ufunc, method: str, *inputs: Any, out: Any = None, **kwargs: Any
+    ) -> Any:
         kwargs.pop("where", None)
         if method == "reduce":
-            return inputs[0]._folded(ufunc, kwargs.get("axis", 0), kwargs.get("dtype"), kwargs.get("keepdims", False))
+            return inputs[0]._folded(
+                ufunc, kwargs.get("axis", 0), kwargs.get("dtype"), kwargs.get("keepdims", False)
+            )
         if method == "outer":
             shape = np.shape(inputs[0]) + np.shape(inputs[1])
         elif method != "__call__":
@@ -262,17 +284,23 @@ class Phantom(NDArrayOperatorsMixin):
         else:
             shape = np.broadcast_shapes(*(np.shape(x) for x in inputs))
         # NumPy's own promotion rules, read off an empty run of the same function; Python scalars stay weak.
-        stand_ins = [x if isinstance(x, (bool, int, float, complex)) else np.empty((0,), _dtype(x)) for x in inputs]
+        stand_ins = [
+            x if isinstance(x, (bool, int, float, complex)) else np.empty((0,), _dtype(x)) for x in inputs
+        ]
         if out is not None:
             for o in out:
                 if o is not None and not is_phantom(o):
                     raise TypeError(f"a phantom array has no values to put into {type(o).__name__}")
                 if o is not None and np.broadcast_shapes(o.shape, shape) != o.shape:
                     raise ValueError(f"out must have the shape {shape}, got {o.shape}")
-            kwargs["out"] = tuple(None if o is None else np.empty((0,), o.dtype) for o in out)  # checks the cast
+            kwargs["out"] = tuple(
+                None if o is None else np.empty((0,), o.dtype) for o in out
+            )  # checks the cast
         if ufunc is np.matmul:
             stand_ins = [np.empty((0, 0), x.dtype) for x in map(np.asarray, stand_ins)]
-            kwargs = {k: tuple(np.empty((0, 0), o.dtype) for o in v) if k == "out" else v for k, v in kwargs.items()}
+            kwargs = {
+                k: tuple(np.empty((0, 0), o.dtype) for o in v) if k == "out" else v for k, v in kwargs.items()
+            }
         with np.errstate(all="ignore"):
             results = ufunc(*stand_ins, **kwargs)
         if out is not None:
@@ -284,7 +312,9 @@ class Phantom(NDArrayOperatorsMixin):
     def __array_function__(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
         handler = _FUNCTIONS.get(func)
         if handler is None:
-            raise TypeError(f"np.{func.__name__} is none of the functions that a phantom array, which has no values, can do")
+            raise TypeError(
+                f"np.{func.__name__} is none of the functions that a phantom array, which has no values, can do"
+            )
         return handler(*args, **kwargs)
 
     def __array_namespace__(self, *, api_version: str | None = None) -> Any:
@@ -314,7 +344,9 @@ def _index_shape(shape: tuple[int, ...], keys: tuple) -> tuple[int, ...]:
         raise IndexError("an index can only have a single ellipsis ('...')")
     taken = sum(k is not None and k is not Ellipsis for k in keys)
     if taken > len(shape):
-        raise IndexError(f"too many indices for array: array is {len(shape)}-dimensional, but {taken} were indexed")
+        raise IndexError(
+            f"too many indices for array: array is {len(shape)}-dimensional, but {taken} were indexed"
+        )
     at = [i for i, k in enumerate(keys) if k is Ellipsis]
     at = at[0] if at else len(keys)
     keys = (*keys[:at], *[slice(None)] * (len(shape) - taken), *keys[at + 1 :])
@@ -333,7 +365,9 @@ def _index_shape(shape: tuple[int, ...], keys: tuple) -> tuple[int, ...]:
             if k.size == 0 and k.dtype == float:  # an empty list
                 k = k.astype(int)
         if k.dtype.kind not in "iu":
-            raise TypeError(f"a phantom array takes whole numbers, slices and integer arrays as an index, got {k!r}")
+            raise TypeError(
+                f"a phantom array takes whole numbers, slices and integer arrays as an index, got {k!r}"
+            )
         if not is_phantom(k) and k.size and not (-n <= k.min() and k.max() < n):
             raise IndexError(f"index {k!r} is out of bounds for a size of {n}")
         if not picked:
@@ -365,14 +399,19 @@ def _shaped(x: Any) -> Phantom:
     return x if is_phantom(x) else Phantom(np.shape(x), _dtype(x))
 
 
-def _concatenate(arrays: Any, axis: int | None = 0, out: None = None, *, dtype: Any = None, casting: str = "same_kind") -> Phantom:
+def _concatenate(
+    arrays: Any, axis: int | None = 0, out: None = None, *, dtype: Any = None, casting: str = "same_kind"
+) -> Phantom:
     arrays = [_shaped(a) for a in arrays]
     if axis is None:
         arrays, axis = [a.ravel() for a in arrays], 0
     first = arrays[0]
     axis = np.lib.array_utils.normalize_axis_index(axis, first.ndim)
     for a in arrays:
-        if a.shape[:axis] + a.shape[axis + 1 :] != first.shape[:axis] + first.shape[axis + 1 :] or a.ndim != first.ndim:
+        if (
+            a.shape[:axis] + a.shape[axis + 1 :] != first.shape[:axis] + first.shape[axis + 1 :]
+            or a.ndim != first.ndim
+        ):
             raise ValueError(f"cannot concatenate shapes {[a.shape for a in arrays]} along axis {axis}")
     shape = (*first.shape[:axis], sum(a.shape[axis] for a in arrays), *first.shape[axis + 1 :])
     return Phantom(shape, dtype or np.result_type(*(a.dtype for a in arrays)))
@@ -385,7 +424,9 @@ def _stack(arrays: Any, axis: int = 0, out: None = None, **kwargs: Any) -> Phant
     return _concatenate([_view(np.expand_dims)(a, axis) for a in arrays], axis, **kwargs)
 
 
-def _like(a: Phantom, dtype: Any = None, order: str = "K", subok: bool = True, shape: Any = None, **kwargs: Any) -> Phantom:
+def _like(
+    a: Phantom, dtype: Any = None, order: str = "K", subok: bool = True, shape: Any = None, **kwargs: Any
+) -> Phantom:
     return Phantom(_shaped(a).shape if shape is None else shape, dtype or a.dtype)
 
 
@@ -410,13 +451,17 @@ def _tensordot(a: Any, b: Any, axes: Any = 2) -> Phantom:
     ]
     if [shape_a[i] for i in over[0]] != [shape_b[i] for i in over[1]]:
         raise ValueError(f"shape-mismatch for sum: {shape_a} and {shape_b} over axes {axes}")
-    kept = [n for i, n in enumerate(shape_a) if i not in over[0]] + [n for i, n in enumerate(shape_b) if i not in over[1]]
+    kept = [n for i, n in enumerate(shape_a) if i not in over[0]] + [
+        n for i, n in enumerate(shape_b) if i not in over[1]
+    ]
     return Phantom(tuple(kept), np.result_type(_dtype(a), _dtype(b)))
 
 
 def _einsum(subscripts: Any, *operands: Any, **kwargs: Any) -> Phantom:
     if not isinstance(subscripts, str) or "." in subscripts:
-        raise TypeError(f"np.einsum of a phantom array takes subscripts such as 'ij,jk->ik', got {subscripts!r}")
+        raise TypeError(
+            f"np.einsum of a phantom array takes subscripts such as 'ij,jk->ik', got {subscripts!r}"
+        )
     terms, arrow, result = subscripts.replace(" ", "").partition("->")
     terms = terms.split(",")
     if not arrow:
@@ -427,7 +472,9 @@ def _einsum(subscripts: Any, *operands: Any, **kwargs: Any) -> Phantom:
         raise ValueError(f"{subscripts!r} names {len(terms)} operands, got {len(operands)}")
     for term, x in zip(terms, operands):
         if len(term) != len(np.shape(x)):
-            raise ValueError(f"{term!r} of {subscripts!r} has {len(term)} letters, got an operand of shape {np.shape(x)}")
+            raise ValueError(
+                f"{term!r} of {subscripts!r} has {len(term)} letters, got an operand of shape {np.shape(x)}"
+            )
         for letter, n in zip(term, np.shape(x)):
             if size.setdefault(letter, n) != n and 1 not in (n, size[letter]):
                 raise ValueError(f"{letter!r} of {subscripts!r} is both {size[letter]} and {n}")
@@ -484,7 +531,9 @@ _FUNCTIONS = {
     np.empty_like: _like,
     np.ones_like: _like,
     np.full_like: lambda a, value, *args, **kw: _like(a, *args, **kw),
-    np.reshape: lambda a, shape=None, order="C", *, newshape=None, copy=None: a.reshape(newshape if shape is None else shape),
+    np.reshape: lambda a, shape=None, order="C", *, newshape=None, copy=None: a.reshape(
+        newshape if shape is None else shape
+    ),
     np.sort: lambda a, axis=-1, **kw: a.ravel() if axis is None else _view(np.flip)(a, axis),
     np.roll: lambda a, shift, axis=None: a,
     np.nan_to_num: lambda a, *args, **kw: a,

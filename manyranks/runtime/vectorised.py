@@ -86,11 +86,18 @@ def plan_ring(engine: Engine, members: tuple[int, ...], entries: list[tuple[Stra
                 float(heads.max()), float(t.min()))  # fmt: skip
 
 
-def run_ring(engine: Engine, members: tuple[int, ...], entries: list[tuple[Strand, Call, Any]], plan: Plan) -> None:
+def run_ring(
+    engine: Engine, members: tuple[int, ...], entries: list[tuple[Strand, Call, Any]], plan: Plan
+) -> None:
     """Advance the clocks of all members of a ring collective to its end, ports and traffic with them."""
     n, name, steps, tiers = len(members), entries[0][1].name, len(plan.shifts), plan.tiers
     rounds = _rounds(np.array([s.round for s, _, _ in entries]), steps).tolist()
-    ends, out, in_, first = plan.clock.tolist(), plan.out_free.tolist(), plan.in_free.tolist(), plan.first.tolist()
+    ends, out, in_, first = (
+        plan.clock.tolist(),
+        plan.out_free.tolist(),
+        plan.in_free.tolist(),
+        plan.first.tolist(),
+    )
     sent = _sent(plan.chunks, plan.shifts, n)
     for i, (strand, _, _) in enumerate(entries):
         strand.clock, strand.round = ends[i], rounds[i]
