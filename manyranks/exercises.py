@@ -39,6 +39,11 @@ def attempt(exercise: str, check: Callable[[Any], None], answer: Any = ...) -> N
             verdict = f"not yet. {error}"
         except NotImplementedError:
             verdict = "no answer yet."
+        except TypeError as error:
+            if "object is not callable" not in str(error) or callable(answer):
+                verdict = f"your code raised TypeError: {error}"
+            else:
+                verdict = f"a function is asked for; this is a {type(answer).__name__}."
         except Exception as error:  # the reader's code: whatever it raised is what they need to see
             if isinstance(error.__cause__, NotImplementedError):
                 verdict = "no answer yet."
