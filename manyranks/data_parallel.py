@@ -1,6 +1,7 @@
 # Generated from chapters/03_data_parallelism.ipynb by tools/export.py: edit the notebook, then run `make export`.
 """Data-parallel training: a small model with a hand-written gradient, averaging, accumulation, buckets, and their costs."""
 
+import math
 import zlib
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -239,14 +240,14 @@ def unflatten(flat: Array, like: Any) -> Any:
     >>> unflatten(np.arange(3.0), [np.zeros((1, 2)), np.zeros(1)])
     [array([[0., 1.]]), array([2.])]
     """
-    needed = sum(int(np.prod(a.shape)) for a in leaves(like))
+    needed = sum(math.prod(a.shape) for a in leaves(like))
     if flat.shape != (needed,):
         raise ValueError(f"flat must have shape ({needed},), got {tuple(flat.shape)}")
     start = 0
 
     def cut(a: Array) -> Array:
         nonlocal start
-        begin, start = start, start + int(np.prod(a.shape))
+        begin, start = start, start + math.prod(a.shape)
         return flat[begin:start].reshape(tuple(a.shape))
 
     return tree_map(cut, like)
@@ -596,10 +597,11 @@ def timed_step(
         algorithm: of the all-reduce.
     """
     shares = sizes if shares is None else shares
+    whole = sum(shares)
     comm.compute(seconds=forward_seconds, label="forward")
     buckets, late = GradientBuckets(comm, limit, algorithm), []
     for size, share in zip(reversed(sizes), reversed(shares)):
-        comm.compute(seconds=2 * forward_seconds * share / sum(shares), label="backward")
+        comm.compute(seconds=2 * forward_seconds * share / whole, label="backward")
         if overlap:
             buckets.add(phantom(size, dtype))
         else:
@@ -636,7 +638,8 @@ def wall_bandwidth(
     """The bandwidth at which computing and the gradient's all-reduce take equally long.
 
     A ring, its latency left out. With less, a data-parallel job is bound by its network
-    even if all communication overlaps with computing.
+    even if all communication overlaps with computing. To hide it behind the backward
+    pass alone takes 1.5 times as much.
 
     Args:
         params: parameters of the model.
@@ -676,7 +679,9 @@ def step_seconds(work: float, size: float, ranks: int, alpha: float, beta: float
 
 
 def scaled_lr(base: float, batch: int, base_batch: int, step: int = 0, warmup: int = 0) -> float:
-    """The linear scaling rule with linear warm-up (Goyal et al., 2017).
+    """The linear scaling rule, with linear warm-up from near zero.
+
+    Goyal et al. (2017) start the warm-up from `base`.
 
     Args:
         base: a learning rate that works for `base_batch`.
