@@ -643,6 +643,8 @@ def zero_traffic(
         reshard: stage 3 gathers twice in a micro-step; without resharding once.
         element: bytes of a weight or of a gradient.
 
+    Padding is left out.
+
     >>> [zero_traffic(7e9, 8, stage) / 1e9 for stage in (0, 1, 2, 3)]
     [24.5, 24.5, 24.5, 36.75]
     """
@@ -722,6 +724,9 @@ def zero_step_seconds(
         alpha, beta: latency in seconds and bandwidth in bytes per second of a link.
         overlap: whether gathers and reductions go on beside the computation.
         element: bytes of a weight or a gradient.
+
+    It takes all units to be alike in what they wait for. The simulation, which follows
+    each wait, was up to 2 % away from 16 units on, and up to 15 % with two.
 
     >>> round(zero_step_seconds(7e9, 32, 8, 3, forward_seconds=0.1, alpha=3.4e-6, beta=450e9), 3)
     0.303
