@@ -390,9 +390,11 @@ def test_a_rank_reads_no_input(soon):
 
 
 SCRIPT = """
-import os, subprocess, sys, time
+import os, signal, subprocess, sys, time
 import numpy as np
 from manyranks import launch
+
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs inherit that it is ignored
 
 def program(comm):
     subprocess.Popen([sys.executable, "-c", "import time; time.sleep(100)"])
