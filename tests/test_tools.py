@@ -350,3 +350,14 @@ def test_a_solution_repeated_elsewhere_is_found(book, capsys):
     edit(book, repeat)
     assert student.main(["--output", str(book / "out")], book) == 1
     assert "in a cell without the tag" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["02", "02_collectives", "collectives", "chapters/02_collectives.ipynb"])
+def test_a_chapter_to_export_may_be_named_by_number(name, capsys):
+    assert export.main([name, "--check"]) == 0
+
+
+def test_an_unknown_chapter_to_export(capsys):
+    with pytest.raises(SystemExit):
+        export.main(["02", "99", "--check"])
+    assert "no chapter or module named 99" in capsys.readouterr().err

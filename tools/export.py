@@ -239,15 +239,16 @@ def main(argv: list[str] | None = None, root: Path = ROOT) -> int:
     parser = argparse.ArgumentParser(
         description="Generate manyranks/<concept>.py from the chapters' exported cells."
     )
-    parser.add_argument("names", nargs="*", help="notebooks or modules (default: all)")
+    parser.add_argument("names", nargs="*", help="notebooks, by name or number, or modules (default: all)")
     parser.add_argument("--check", action="store_true", help="write nothing, fail when a module is stale")
     args = parser.parse_args(argv)
 
     table = chapters(root)
     if args.names:
         wanted = {Path(name).stem for name in args.names}
-        table = {n: m for n, m in table.items() if n.stem in wanted or m.stem in wanted}
-        unknown = wanted - {n.stem for n in table} - {m.stem for m in table.values()}
+        called = {(n, m): {n.stem, n.stem.split("_")[0], m.stem} for n, m in table.items()}
+        unknown = wanted - set().union(*called.values())
+        table = dict(pair for pair, names in called.items() if names & wanted)
         if unknown:
             parser.error(f"no chapter or module named {', '.join(sorted(unknown))}")
 
