@@ -27,6 +27,7 @@ CHAPTERS = export.chapters(ROOT)
 
 TAGS = {
     "export": "the cell is part of the generated module",
+    **{f"export-{module}": "the same, in a chapter of several modules" for module in export.ORDER},
     "exercise": "an exercise's text or start",
     "solution": "left out of student copies",
     "gpu": "more than a CPU run when GPUs are there",
@@ -214,7 +215,7 @@ def test_local_links_and_images_exist(path):
 
 @each_chapter
 def test_generated_module_is_current(path, capsys):
-    exported = any("export" in tags(cell) for cell in read(path).cells)
+    exported = any(export.is_exported(tags(cell)) for cell in read(path).cells)
     if not exported:
         pytest.skip("the chapter exports nothing")
     status = export.main(["--check", path.stem])
@@ -259,7 +260,11 @@ def test_student_copy_holds_no_solution(path):
 
 @each_chapter
 def test_exported_cells_hold_no_solution(path):
-    both = [where for where, cell in code_cells(read(path)) if {"export", "solution"} <= tags(cell)]
+    both = [
+        where
+        for where, cell in code_cells(read(path))
+        if "solution" in tags(cell) and export.is_exported(tags(cell))
+    ]
     assert not both, "a module would show the solution"
 
 

@@ -138,9 +138,62 @@ def test_docstring_from_a_cell_or_an_error(book, capsys):
 
 
 def test_every_chapter_has_a_module():
-    assert list(export.MODULES) == [f"{number:02d}" for number in range(1, 9)]
-    for notebook in ROOT.glob("chapters/*.ipynb"):
-        assert notebook.stem[:2] in export.MODULES
+    assert set(ROOT.glob("chapters/*.ipynb")) == set(export.chapters(ROOT))
+    assert len(set(export.ORDER)) == len(export.ORDER)
+
+
+@pytest.fixture
+def two_modules(book, monkeypatch):
+    """The book's one chapter, with a cell each for two modules of its own."""
+    monkeypatch.setitem(export.MODULES, "02", ("collectives", "costs"))
+    monkeypatch.setattr(export, "ORDER", ("memory", "collectives", "costs"))
+
+    def rewrite(nb):
+        cells = (
+            (
+                "collectives",
+                "import math\n\nPI = math.pi\n\n\ndef _half(x: float) -> float:\n    return x / 2",
+            ),
+            ("costs", "def quarter(x: float) -> float:\n    return PI * math.floor(_half(x))"),
+        )
+        nb.cells[:] = [
+            new_code_cell(source, metadata={"tags": [f"export-{module}"]}) for module, source in cells
+        ]
+        nb.metadata.manyranks = {"docstrings": {"collectives": "First.", "costs": "Second."}}
+
+    edit(book, rewrite)
+    return book
+
+
+def test_two_modules_of_one_chapter(two_modules):
+    assert export.main([], two_modules) == 0
+    first, second = ((two_modules / "manyranks" / f"{n}.py").read_text() for n in ("collectives", "costs"))
+    assert '"""First."""' in first and "quarter" not in first
+    assert '"""Second."""' in second and "def _half" not in second
+    assert "import math" in second and "from manyranks.collectives import PI, _half" in second
+    assert export.main(["--check"], two_modules) == 0
+
+
+@pytest.mark.parametrize(
+    ("tags", "message"),
+    [
+        (["export"], "it takes export-collectives, export-costs"),
+        (["export-zero"], "it takes"),
+        (["export-costs", "export-collectives"], "in two modules"),
+    ],
+)
+def test_a_tag_that_names_no_module_of_the_chapter(two_modules, tags, message, capsys):
+    edit(two_modules, lambda nb: nb.cells.append(new_code_cell("X = 1", metadata={"tags": tags})))
+    assert export.main([], two_modules) == 1
+    assert message in capsys.readouterr().err
+
+
+def test_an_earlier_module_of_a_chapter_takes_nothing_from_a_later_one(two_modules, capsys):
+    source = "def eighth(x: float) -> float:\n    return quarter(x) / 2"
+    cell = new_code_cell(source, metadata={"tags": ["export-collectives"]})
+    edit(two_modules, lambda nb: nb.cells.append(cell))
+    assert export.main([], two_modules) == 1
+    assert "quarter" in capsys.readouterr().err
 
 
 # ------------------------------------------------------------------------------------------------ refresh

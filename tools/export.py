@@ -1,15 +1,16 @@
 """Generate `manyranks/<concept>.py` from the chapter notebooks.
 
 A concept's code is written once, in the cells of its chapter that carry the tag `export`. This script joins those
-cells into a module:
+cells into a module. A chapter of several concepts has several modules: there the tag is `export-<module>`, and what
+one module takes from those before it in the same chapter is imported for it.
 
     python tools/export.py                 # write every module whose chapter exists
     python tools/export.py 02_collectives  # one chapter, by its notebook's or its module's name
     python tools/export.py --check         # write nothing; fail when a module is stale (CI runs this)
 
 Nothing but the tag stands in the notebook, so that a reader of the page sees plain code. The module's docstring is
-the notebook's metadata `manyranks.docstring`, or an exported cell that is one string and nothing else (tag it
-`remove-cell` too). Imports move to the top, unused ones go, `__all__` lists the public names, and ruff formats the
+the notebook's metadata `manyranks.docstring` (`manyranks.docstrings`, by module, where there are several), or an
+exported cell that is one string and nothing else (tag it `remove-cell` too). Imports move to the top, unused ones go, `__all__` lists the public names, and ruff formats the
 result.
 
 An exported cell that would not make a good module is an error: a name defined only in a cell that is not exported, a
@@ -27,6 +28,7 @@ import ast
 import subprocess
 import sys
 import textwrap
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -36,17 +38,19 @@ ROOT = Path(__file__).resolve().parent.parent
 CHAPTERS = "chapters"
 PACKAGE = "manyranks"
 
-# Chapter -> module, in reading order: a module may import those above it only. A chapter is found by its number.
-MODULES = {
-    "01": "memory",
-    "02": "collectives",
-    "03": "data_parallel",
-    "04": "tensor_parallel",
-    "05": "pipeline",
-    "06": "zero",
-    "07": "planner",
-    "08": "overlap",
+# Chapter -> its modules, in reading order: a module may import those above it only. A chapter is found by how its
+# notebook's name begins.
+MODULES: dict[str, tuple[str, ...]] = {
+    "01": ("memory",),
+    "02": ("collectives",),
+    "03": ("data_parallel",),
+    "04": ("tensor_parallel",),
+    "05": ("pipeline",),
+    "06": ("zero",),
+    "07": ("grid", "planner", "iteration"),
+    "08": ("overlap", "recomputation", "precision", "frameworks", "resume"),
 }
+ORDER = tuple(module for modules in MODULES.values() for module in modules)
 
 HEADER = """\
 # Generated from {notebook} by tools/export.py: edit the notebook, then run `make export`.
@@ -65,38 +69,60 @@ class Parts:
     imports: list[str] = field(default_factory=list)
     body: list[str] = field(default_factory=list)
     public: list[str] = field(default_factory=list)
+    private: list[str] = field(default_factory=list)
     defined: dict[str, str] = field(default_factory=dict)  # function or class -> the cell that defines it
 
 
-def chapters(root: Path = ROOT) -> dict[Path, Path]:
-    """The table notebook -> module for the chapters that exist under `root`, in reading order."""
+def chapters(root: Path = ROOT) -> dict[Path, tuple[Path, ...]]:
+    """The table notebook -> its modules for the chapters that exist under `root`, in reading order."""
     table = {}
-    for number, module in MODULES.items():
-        for notebook in sorted((root / CHAPTERS).glob(f"{number}_*.ipynb")):
-            table[notebook] = root / PACKAGE / f"{module}.py"
+    for beginning, modules in MODULES.items():
+        for notebook in sorted((root / CHAPTERS).glob(f"{beginning}_*.ipynb")):
+            table[notebook] = tuple(root / PACKAGE / f"{module}.py" for module in modules)
     return table
 
 
-def exported_cells(notebook: Path) -> list[tuple[str, str]]:
-    """(where, source) of every code cell tagged `export`; `where` names the cell in messages."""
+def is_exported(tags: Iterable[str]) -> bool:
+    """Whether a cell with these tags is part of a module."""
+    return any(tag == "export" or tag.startswith("export-") for tag in tags)
+
+
+def exported_cells(notebook: Path, module: str | None = None) -> list[tuple[str, str]]:
+    """(where, source) of the code cells of `module`, of every module for None; `where` names the cell in messages."""
     nb = nbformat.read(notebook, as_version=4)
+    siblings = _siblings(module)
+    known = {"export"} if len(siblings) == 1 else {f"export-{name}" for name in siblings}
+    wanted = known if len(siblings) == 1 else {f"export-{module}"}
     cells, code_number = [], 0
     for cell in nb.cells:
         if cell.cell_type != "code":
             continue
         code_number += 1
-        if "export" in cell.metadata.get("tags", []):
-            cells.append(
-                (f"{notebook.name}, code cell {code_number} (id {cell.get('id', '?')})", cell.source)
+        tags = {tag for tag in cell.metadata.get("tags", []) if is_exported([tag])}
+        where = f"{notebook.name}, code cell {code_number} (id {cell.get('id', '?')})"
+        if module is not None and not tags <= known:
+            raise ExportError(
+                f"{where}: tag {', '.join(sorted(tags - known))}; it takes {', '.join(sorted(known))}"
             )
+        if len(tags) > 1:
+            raise ExportError(f"{where}: in two modules, {' and '.join(sorted(tags))}")
+        if tags and (module is None or tags <= wanted):
+            cells.append((where, cell.source))
     return cells
+
+
+def _siblings(module: str | None) -> tuple[str, ...]:
+    """The modules of the chapter that `module` belongs to, itself among them."""
+    return next((modules for modules in MODULES.values() if module in modules), (module or "",))
 
 
 def collect(notebook: Path, module: str) -> Parts:
     """Sort the exported cells of `notebook` into docstring, imports, body and public names."""
     nb = nbformat.read(notebook, as_version=4)
-    parts = Parts(docstring=nb.metadata.get(PACKAGE, {}).get("docstring", "").strip())
-    for where, source in exported_cells(notebook):
+    metadata = nb.metadata.get(PACKAGE, {})
+    docstring = metadata.get("docstrings", {}).get(module) or metadata.get("docstring", "")
+    parts = Parts(docstring=docstring.strip())
+    for where, source in exported_cells(notebook, module):
         try:
             tree = ast.parse(source)
         except SyntaxError as error:
@@ -112,7 +138,24 @@ def collect(notebook: Path, module: str) -> Parts:
             f"{notebook.name}: no module docstring; write it in the notebook's metadata as "
             f'{{"{PACKAGE}": {{"docstring": "..."}}}} or as an exported cell that is one string'
         )
+    _import_from_siblings(parts, notebook, module)
     return parts
+
+
+def _import_from_siblings(parts: Parts, notebook: Path, module: str) -> None:
+    """Import what earlier modules of the same chapter define; unused imports are dropped later.
+
+    The cells share one namespace in the notebook, so that no reader's cell imports what stands above it.
+    """
+    siblings = _siblings(module)
+    for sibling in siblings[: siblings.index(module)]:
+        before = Parts()
+        for where, source in exported_cells(notebook, sibling):
+            _add_cell(before, where, source, ast.parse(source), sibling)
+        names = [name for name in [*before.public, *before.private] if name not in parts.public]
+        if names:
+            parts.imports.append(f"from {PACKAGE}.{sibling} import {', '.join(names)}")
+        parts.imports.extend(text for text in before.imports if text not in parts.imports)
 
 
 def _is_string(node: ast.stmt) -> bool:
@@ -162,8 +205,9 @@ def _add_cell(parts: Parts, where: str, source: str, tree: ast.Module, module: s
 
 
 def _publish(parts: Parts, name: str) -> None:
-    if not name.startswith("_") and name not in parts.public:
-        parts.public.append(name)
+    names = parts.private if name.startswith("_") else parts.public
+    if name not in names:
+        names.append(name)
 
 
 def _check_direction(node: ast.Import | ast.ImportFrom, where: str, module: str) -> None:
@@ -173,11 +217,10 @@ def _check_direction(node: ast.Import | ast.ImportFrom, where: str, module: str)
     else:
         names = [f"{node.module or ''}.{alias.name}".lstrip(".") for alias in node.names]
         names = [f"{PACKAGE}.{name}" if node.level else name for name in names]
-    order = list(MODULES.values())
     for name in names:
         pieces = name.split(".")
-        if pieces[0] == PACKAGE and len(pieces) > 1 and pieces[1] in order:
-            if module in order and order.index(pieces[1]) >= order.index(module):
+        if pieces[0] == PACKAGE and len(pieces) > 1 and pieces[1] in ORDER:
+            if module in ORDER and ORDER.index(pieces[1]) >= ORDER.index(_siblings(module)[0]):
                 raise ExportError(f"{where}: {module} may import earlier chapters only, not {pieces[1]}")
 
 
@@ -185,7 +228,8 @@ def render(notebook: Path, module: str, root: Path = ROOT) -> str:
     """The text of the module that `notebook` generates."""
     parts = collect(notebook, module)
     if not (parts.body or parts.imports):
-        raise ExportError(f"{notebook.name}: no cell is tagged `export`")
+        tag = "export" if len(_siblings(module)) == 1 else f"export-{module}"
+        raise ExportError(f"{notebook.name}: no cell is tagged `{tag}`")
     quoted = parts.docstring.replace("\\", "\\\\").replace('"""', '\\"\\"\\"')
     quoted += "\n" if "\n" in quoted else ""
     sections = [
@@ -225,11 +269,11 @@ def _ruff(command: list[str], text: str, name: str, notebook: Path | None = None
 
 def orphans(root: Path = ROOT) -> list[Path]:
     """Generated modules whose notebook is gone."""
-    kept = set(chapters(root).values())
+    kept = {module for modules in chapters(root).values() for module in modules}
     start = HEADER.split("{", 1)[0]
     return [
         path
-        for path in (root / PACKAGE / f"{module}.py" for module in MODULES.values())
+        for path in (root / PACKAGE / f"{module}.py" for module in ORDER)
         if path.exists() and path not in kept and path.read_text(encoding="utf-8").startswith(start)
     ]
 
@@ -243,17 +287,17 @@ def main(argv: list[str] | None = None, root: Path = ROOT) -> int:
     parser.add_argument("--check", action="store_true", help="write nothing, fail when a module is stale")
     args = parser.parse_args(argv)
 
-    table = chapters(root)
+    table = [(notebook, module) for notebook, modules in chapters(root).items() for module in modules]
     if args.names:
         wanted = {Path(name).stem for name in args.names}
-        called = {(n, m): {n.stem, n.stem.split("_")[0], m.stem} for n, m in table.items()}
+        called = {(n, m): {n.stem, n.stem.split("_")[0], m.stem} for n, m in table}
         unknown = wanted - set().union(*called.values())
-        table = dict(pair for pair, names in called.items() if names & wanted)
+        table = [pair for pair, names in called.items() if names & wanted]
         if unknown:
             parser.error(f"no chapter or module named {', '.join(sorted(unknown))}")
 
     failures = 0
-    for notebook, module in table.items():
+    for notebook, module in table:
         shown = module.relative_to(root).as_posix()
         try:
             text = render(notebook, module.stem, root)
