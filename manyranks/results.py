@@ -1,7 +1,8 @@
 """Recorded runs on real hardware: JSON in `results/`, each with its machine, versions and date.
 
 A measurement is worth keeping with what it was measured on. `record` writes one, `recorded` reads them back for the
-cells that put them beside a prediction. (`python -m benchmarks` keeps its figures there too, in benchmarks.json.)
+cells that put them beside a prediction. `python -m manyranks.bench NAME --record` and `tools/record.py` call `record`.
+(`python -m benchmarks` keeps its figures there too, in benchmarks.json.)
 """
 
 from __future__ import annotations
@@ -43,8 +44,32 @@ def record(name: str, world: str, folder: Path = FOLDER, **measured: Any) -> Pat
 
 
 def recorded(name: str, folder: Path = FOLDER) -> list[dict[str, Any]]:
-    """All recorded measurements of `name`, ordered by world; an empty list if there are none."""
-    return [json.loads(path.read_text(encoding="utf-8")) for path in sorted(folder.glob(f"{name}--*.json"))]
+    """All recorded measurements of `name`, ordered by world; an empty list if there are none.
+
+    "02_all_reduce_sweep" counts what ``python -m manyranks.bench all_reduce --record`` wrote too, of worlds that have
+    no entry of its own: the backend's all-reduce as "auto".
+    """
+    entries = [
+        json.loads(path.read_text(encoding="utf-8")) for path in sorted(folder.glob(f"{name}--*.json"))
+    ]
+    if name == "02_all_reduce_sweep":
+        worlds = {entry["world"] for entry in entries}
+        entries += [_sweep(e) for e in recorded("bench_all_reduce", folder) if e["world"] not in worlds]
+        entries.sort(key=lambda entry: entry["world"])
+    return entries
+
+
+def _sweep(entry: dict[str, Any]) -> dict[str, Any]:
+    """A recorded nccl-tests table of all_reduce as chapter 2's sweep: bytes, and seconds by algorithm."""
+    rows = [row for row in entry["rows"] if row["in_place"]]
+    times = [row["in_place"]["us"] / 1e6 for row in rows]
+    kept = {key: entry[key] for key in ("date", "machine", "world", "ranks")}
+    return {
+        **kept,
+        "name": "02_all_reduce_sweep",
+        "sizes": [row["size"] for row in rows],
+        "seconds": {"auto": times},
+    }
 
 
 def summary(here: dict[str, Any]) -> str:
