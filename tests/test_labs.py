@@ -1,39 +1,148 @@
-"""Every lab: its solution passes its tests, and the file that a student starts from doesn't."""
+"""Every lab: its solution passes its tests, the file that a student starts from doesn't, and each typical mistake fails
+exactly the tests that it should.
+
+The mistakes are in `tests/labs/<lab>/`: a whole lab.py each, whose docstring says ``fails: test_a, test_b``.
+"""
 
 from __future__ import annotations
 
+import ast
+import functools
+import json
 import os
+import re
+import shutil
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 LABS = sorted(path.parent for path in ROOT.glob("labs/*/test_lab.py"))
+WRONG = sorted(path for lab in LABS for path in (ROOT / "tests" / "labs" / lab.name).glob("*.py"))
+FIRST = ROOT / "labs" / "lab-01-parallelism-engine"
 each_lab = pytest.mark.parametrize("lab", LABS, ids=lambda lab: lab.name)
+each_mistake = pytest.mark.parametrize("wrong", WRONG, ids=lambda path: f"{path.parent.name}/{path.stem}")
 
 
-def run_tests(lab: Path, module: str) -> subprocess.CompletedProcess[str]:
-    """The lab's own command, in the lab's own folder, as its README gives it."""
-    env = {**os.environ, "LAB_MODULE": module, "PYTHONPATH": str(ROOT)}
-    command = [sys.executable, "-m", "pytest", "test_lab.py", "-q", "-p", "no:cacheprovider"]
-    return subprocess.run(command, cwd=lab, env=env, capture_output=True, text=True, timeout=300)
+def fails(path: Path) -> set[str]:
+    """The tests that a mistake's docstring says it fails."""
+    doc = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""
+    found = re.search(r"^fails:\s*(.+(?:\n[ \t]*\S.*)*)", doc, flags=re.MULTILINE)
+    assert found, f"{path.name}: its docstring has no line 'fails: test_a, test_b'"
+    return {name.strip().rstrip(".") for name in found[1].replace("\n", " ").split(",")}
+
+
+@functools.cache
+def outcomes(lab: Path, mistakes: bool = False) -> dict[str, dict[str, dict]]:
+    """What solution and start, or the mistakes, do to the lab's tests: {file: {test: points, doc, cases, failed}}."""
+    with tempfile.TemporaryDirectory() as base:
+        orders = {}
+        files = {"solution": lab / "solution.py", "lab": lab / "lab.py"}
+        if mistakes:
+            files = {path.stem: path for path in WRONG if path.parent.name == lab.name}
+        for name, path in files.items():
+            folder = Path(base, name)
+            shutil.copytree(lab, folder, ignore=shutil.ignore_patterns("__pycache__", ".*"))
+            shutil.copyfile(path, folder / "lab.py")
+            orders[name] = str(folder)
+        Path(base, "orders.json").write_text(json.dumps(orders))
+        subprocess.run(
+            [sys.executable, ROOT / "tests" / "lab_runner.py", f"{base}/orders.json", f"{base}/out.json"],
+            env={**os.environ, "PYTHONPATH": str(ROOT), "PYTHONDONTWRITEBYTECODE": "1"},
+            check=True,
+            timeout=900,
+        )
+        return json.loads(Path(base, "out.json").read_text())
 
 
 @each_lab
 def test_the_solution_passes(lab):
-    done = run_tests(lab, "solution")
-    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-1000:]
+    tests = outcomes(lab)["solution"]
+    assert tests and not [name for name, test in tests.items() if test["failed"]]
 
 
 @each_lab
-def test_the_start_fails_and_can_be_collected(lab):
-    done = run_tests(lab, "lab")
-    assert done.returncode == 1, done.stdout[-4000:] + done.stderr[-1000:]  # 1: ran, with failures
+def test_the_start_can_be_collected_and_fails_every_test(lab):
+    tests = outcomes(lab)["lab"]
+    assert set(tests) == set(outcomes(lab)["solution"])
+    passed = [name for name, test in tests.items() if not test["failed"]]
+    assert not passed, f"the file to start from passes {passed}"
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(FIRST not in LABS, reason="lab 1 is not there")
+def test_the_commands_of_lab_1():
+    """As its README gives them, in its folder: tests of one's own file, of the solution, and the worked numbers."""
+
+    def run(*command: str, **more: str) -> subprocess.CompletedProcess[str]:
+        env = {**os.environ, "PYTHONDONTWRITEBYTECODE": "1", **more}
+        env.pop("PYTHONPATH", None)
+        return subprocess.run(
+            [sys.executable, *command], cwd=FIRST, env=env, capture_output=True, text=True, timeout=300
+        )
+
+    pytest_command = ("-m", "pytest", "test_lab.py", "-v", "-p", "no:cacheprovider")
+    done = run(*pytest_command)
+    assert done.returncode == 1, done.stdout[-3000:]  # 1: ran, with failures
+    done = run(*pytest_command, LAB_MODULE="solution")
+    assert done.returncode == 0, done.stdout[-3000:]
+    done = run("solution.py")
+    assert done.returncode == 0 and "112" in done.stdout and "26.25" in done.stdout, done.stdout
 
 
 @each_lab
 def test_the_folder_is_complete(lab):
-    missing = [name for name in ("README.md", "lab.py", "solution.py") if not (lab / name).is_file()]
+    missing = [
+        name for name in ("README.md", "lab.py", "solution.py", "pytest.ini") if not (lab / name).is_file()
+    ]
     assert not missing
+
+
+@each_lab
+def test_every_test_has_points_and_says_what_it_tests(lab):
+    tests = outcomes(lab)["solution"]
+    assert tests and all(type(test["points"]) is int and test["points"] > 0 for test in tests.values()), tests
+    assert sum(test["points"] for test in tests.values()) == 100
+    assert not [name for name, test in tests.items() if not test["doc"]]
+
+
+@each_lab
+def test_there_are_five_typical_mistakes(lab):
+    assert sum(path.parent.name == lab.name for path in WRONG) >= 5
+
+
+@pytest.mark.slow
+@each_mistake
+def test_a_mistake_fails_exactly_its_tests(wrong):
+    lab = ROOT / "labs" / wrong.parent.name
+    tests = outcomes(lab, mistakes=True)[wrong.stem]
+    assert set(tests) == set(outcomes(lab)["solution"]), "it changes which tests there are"
+    assert {name for name, test in tests.items() if test["failed"]} == fails(wrong)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(FIRST not in LABS, reason="lab 1 is not there")
+def test_the_grader_agrees_on_lab_1(tmp_path):
+    """The same mistakes, through the sandbox: the same tests fail, and the marks follow."""
+    from manyranks.grading.batch import Batch
+    from manyranks.grading.collect import Submission
+    from manyranks.grading.lab import Lab
+    from manyranks.grading.sandbox import SandboxUnavailable, find_mode
+
+    try:
+        find_mode()
+    except SandboxUnavailable as error:
+        pytest.skip(str(error))
+    batch = Batch(Lab(FIRST), tmp_path, jobs=2)
+    files = [path for path in WRONG if path.parent.name == FIRST.name]
+    wanted = {path.stem: fails(path) for path in files}
+    solution = (FIRST / "solution.py").read_bytes()  # the mistakes import what they leave as it is
+    handed_in = [Submission(p.stem, files={"lab.py": p.read_bytes(), "solution.py": solution}) for p in files]
+    found = {
+        result.student: {outcome.short for outcome in result.outcomes if not outcome.passed}
+        for result in batch.run(handed_in)
+    }
+    assert found == wanted
