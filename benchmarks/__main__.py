@@ -107,6 +107,14 @@ def measure(quick: bool) -> dict[str, Any]:
             for cluster in ("flat", "nodes") for nbytes in (payload, even)
         ],
         "memory": [{"ranks": large, "messages": k, **probe("memory", large, k)} for k in (0, 10)],
+        "iteration": [
+            {"micro_batches": m, **probe("iteration", m, repeats=min(repeats, 5))}
+            for m in ((64,) if quick else (64, 512))
+        ],
+        "planner": [
+            {"gpus": gpus, **probe("planner", gpus, repeats=min(repeats, 5))}
+            for gpus in ((64,) if quick else (64, 128, 1024))
+        ],
     }  # fmt: skip
 
 
@@ -143,7 +151,28 @@ def tables(found: dict[str, Any]) -> dict[str, str]:
     memory = [
         [f"{r['messages']} messages sent", f"{r['bytes_per_rank'] / 1e3:.1f} kB"] for r in found["memory"]
     ]
+    iterations = [
+        [
+            f"{r['micro_batches']} micro-batches",
+            f"{r['messages']:,.0f}",
+            f"{r['virtual_seconds']:.1f} s",
+            f"{r['cpu_seconds']:.2f} s",
+            f"{r['wall_seconds']:.2f} s",
+        ]
+        for r in found["iteration"]
+    ]
+    plans = [
+        [
+            f"{r['gpus']:,} GPUs",
+            f"{r['plans']:,.0f}",
+            f"{r['cpu_seconds']:.2f} s",
+            f"{r['plans_per_second']:,.0f}",
+        ]
+        for r in found["planner"]
+    ]
     return {
+        "planner": _table(["175B on", "plans", "processor time", "plans a second"], plans),
+        "iteration": _table(["a step of", "messages", "predicted", "processor time", "time"], iterations),
         "rates": _table(head, rows),
         "rings": _table(["network", "bytes", "divisible", "messages", "predicted", "processor time"], rings),
         "memory": _table(["a rank that waits, after", "memory a rank"], memory),
@@ -179,6 +208,22 @@ In a fresh process, without its start and imports. The payload is a phantom, so 
 says whether the ranks divide the elements: then all chunks are equal, and ranks that behave alike are timed once.
 
 {rings}
+
+## A training step of a trillion parameters
+
+The largest run of Narayanan et al. (2021): 1T parameters on 3,072 GPUs, tensor 8, pipeline 64, data 6, 1F1B. Instruction by
+instruction and message by message, in a fresh process; one rank stands for the 48 that do the same at the same time
+(`manyranks.iteration.simulate_plan`). The published run has 512 micro-batches.
+
+{iteration}
+
+## Plans
+
+Every plan of chapter 7's planner for a job of 175 billion parameters, enumerated, with its memory on each end of the
+pipeline and its step by parts, on one core. The goal is 5,000 plans a second. Calculon, which predicts in more detail,
+was measured at about 480 on a core of the same kind.
+
+{planner}
 
 ## Memory
 

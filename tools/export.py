@@ -47,7 +47,7 @@ MODULES: dict[str, tuple[str, ...]] = {
     "04": ("tensor_parallel",),
     "05": ("pipeline",),
     "06": ("zero",),
-    "07": ("grid", "planner", "iteration"),
+    "07": ("grid", "planner", "search", "iteration"),
     "08": ("overlap", "recomputation", "precision", "frameworks", "resume"),
 }
 ORDER = tuple(module for modules in MODULES.values() for module in modules)

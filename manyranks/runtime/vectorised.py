@@ -230,9 +230,12 @@ def run_closed_form(
     Ports are not used, so such a call neither disturbs other messages nor is disturbed. Returns the reduced array.
     """
     n, call = len(members), entries[0][1]
-    total = entries[0][2] if is_phantom(entries[0][2]) else entries[0][2].copy()
-    for _, _, payload in entries[1:]:
-        total = combine(total, payload)
+    total = entries[0][2]
+    # phantoms that agree add up to one like them
+    if not all(is_phantom(payload) for _, _, payload in entries):
+        total = total if is_phantom(total) else total.copy()
+        for _, _, payload in entries[1:]:
+            total = combine(total, payload)
     edges = [engine.cluster.tier(w, members[(i + 1) % n]) for i, w in enumerate(members)]
     if call.algorithm == "nccl":
         nodes = len({engine.cluster.node_of(w) for w in members})
