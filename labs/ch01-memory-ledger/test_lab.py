@@ -48,6 +48,7 @@ def without_tied(model):
 @pytest.mark.points(6)
 def test_published_models_have_their_published_sizes():
     """Llama 2 7B, Llama 3 8B and Llama 3.2 1B have as many parameters as published."""
+    # KerasHub's presets of Llama 2 7B and Llama 3 8B; GPTQModel's tests/test_parameter_count.py for Llama 3.2 1B
     for name, model, published in (
         ("Llama 2 7B", LLAMA_2_7B, 6_738_415_616),
         ("Llama 3 8B", LLAMA_3_8B, 8_030_261_248),
@@ -398,6 +399,15 @@ def test_fewest_gpus():
     assert answers[0] is None and answers[4] is None, (
         f"some jobs don't fit on any number of GPUs allowed: {answers}"
     )
+    assert answers[2] and answers[3], (
+        f"enough GPUs of that size hold 8 billion parameters in shards: {answers}"
+    )
+    for model in random_models(3, 8):  # exactly as much memory as some number of GPUs needs
+        job = (model, ALL, "mixed18", 1, 5)
+        memory = lab.peak_bytes(*job, 7, 2)
+        wanted = next(n for n in range(1, 8) if lab.peak_bytes(*job, n, 2) <= memory)
+        found = lab.fewest_gpus(memory, *job, 2)
+        assert found == wanted, f"{model}, {memory} bytes, which is what {wanted} GPUs need: got {found}"
     # One GPU holds its weights whole already; from two on, stage 3 gathers a unit beside its shards.
     frozen = [("*", "frozen")]
     model = dict(layers=1, hidden=64, heads=4, kv_heads=4, ffn=200, vocabulary=300)

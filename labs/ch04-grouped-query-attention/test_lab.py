@@ -203,7 +203,7 @@ def test_attention_sends_no_more_than_needed():
 
 @pytest.mark.points(7)
 def test_attention_bytes():
-    """The prediction: cases worked by hand, and the count of your own step."""
+    """The prediction: cases worked by hand, and random sizes."""
     for sizes, wanted in (
         (dict(batch=1, sequence=2, hidden=8, heads=8, kv_heads=2, head_size=4, ranks=4), [224] * 4),
         (dict(batch=1, sequence=3, hidden=6, heads=6, kv_heads=2, head_size=2, ranks=3), [144, 192, 144]),
@@ -215,11 +215,20 @@ def test_attention_bytes():
     ):
         found = [float(n) for n in lab.attention_bytes(**sizes)]
         assert found == pytest.approx(wanted), f"{sizes}: {found}, expected {wanted}"
-    run, *_ = step(6, 2, biases=False)
-    found = lab.attention_bytes(2, 3, 6, 6, 2, 2, 3, itemsize=8)
-    assert list(found) == pytest.approx(run.bytes_sent.tolist()), (
-        f"predicted {found}, your step sends {run.bytes_sent.tolist()}"
-    )
+    rng = rng_of(9)
+    for (heads, kv_heads), layout in LAYOUTS.items():
+        b, s, h, d, size = (int(n) for n in rng.integers(1, 9, 5))
+        n = len(layout)
+        holders = [sum(kv[0] <= head < kv[1] for _, kv in layout) for head in range(kv_heads)]
+        wanted = [
+            size * (4 * (n - 1) / n * b * s * h + sum(4 * h * d * (k - 1) / k for k in holders[slice(*kv)]))
+            for _, kv in layout
+        ]
+        found = [float(x) for x in lab.attention_bytes(b, s, h, heads, kv_heads, d, n, size)]
+        assert found == pytest.approx(wanted), (
+            f"{heads}/{kv_heads} heads on {n} ranks, b {b}, s {s}, h {h}, d {d}, {size} bytes: {found}, expected {wanted}; "
+            f"the key-value heads have {holders} holders"
+        )
 
 
 @pytest.mark.points(6)

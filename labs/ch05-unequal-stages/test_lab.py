@@ -8,6 +8,12 @@ import random
 import pytest
 
 lab = importlib.import_module(os.environ.get("LAB_MODULE", "lab"))
+SEED = int(os.environ.get("LAB_SEED", "1"))
+
+
+def rng_of(salt):
+    """Random numbers of their own for each use, others for each LAB_SEED."""
+    return random.Random(salt if SEED == 1 else f"{SEED} {salt}")
 
 
 # --------------------------------------------------------------------- what the tests measure with
@@ -161,7 +167,7 @@ def test_clock_by_hand():
 @pytest.mark.points(12)
 def test_clock_on_any_plan():
     """Start times of random plans, with unequal stages, hops and split backward passes."""
-    rng = random.Random(5)
+    rng = rng_of(5)
     for case in range(30):
         stages, micro_batches = rng.choice([1, 2, 3, 5]), rng.choice([1, 2, 4, 7])
         forward, backward, weight = ([rng.randint(1, 9) / 4 for _ in range(stages)] for _ in range(3))
@@ -247,7 +253,7 @@ def test_lower_bound_with_limits():
     assert close(got, 5 + 6 * 8), (
         f"stage 1 holds one micro-batch for 8 seconds at a time, and 5 seconds of way lie before it: 53; got {got}"
     )
-    rng = random.Random(11)
+    rng = rng_of(11)
     for _ in range(25):
         forward, backward, micro_batches, limits, hop = random_job(rng, tight=True)
         stages = len(forward)
@@ -290,7 +296,7 @@ def check_partition(costs, fixed, saved, stages, micro_batches, memory):
 @pytest.mark.points(10)
 def test_partition_of_layers():
     """No cut into contiguous stages has a quicker slowest stage."""
-    rng = random.Random(2)
+    rng = rng_of(2)
     cases = [([1, 1, 1, 1, 1, 1, 1, 5], 4), ([9, 1, 1], 2), ([7], 1), ([2, 2, 9], 3)]
     cases += [([rng.randint(1, 20) for _ in range(rng.randint(4, 11))], rng.randint(1, 4)) for _ in range(30)]
     for costs, stages in cases:
@@ -332,7 +338,7 @@ def test_partition_within_memory():
         f"8 equal layers, 2 stages, memory 19: stage 0 holds 2 micro-batches (5 a layer), stage 1 holds one (3 a "
         f"layer), so [3, 5]; got {got}"
     )
-    rng, tried = random.Random(7), 0
+    rng, tried = rng_of(7), 0
     for _ in range(60):
         layers, stages, micro_batches = rng.randint(3, 30), rng.randint(2, 6), rng.choice([1, 2, 3, 16])
         stages = min(stages, layers)
@@ -365,7 +371,7 @@ def test_partition_refuses():
 @pytest.mark.points(10)
 def test_schedule_is_sound():
     """Every pass once, nothing before what it needs, and no stage above its limit."""
-    rng = random.Random(1)
+    rng = rng_of(1)
     jobs = [random_job(rng, tight=n % 2 == 0) for n in range(30)]
     jobs += [
         ([1], [2], 3, [1], 0.0),
@@ -382,7 +388,7 @@ def test_schedule_is_sound():
 @pytest.mark.points(6)
 def test_schedule_is_no_slower_than_1f1b():
     """On 40 random jobs, 1F1B with its warm-up cut to the limits is never quicker."""
-    rng = random.Random(3)
+    rng = rng_of(3)
     for n in range(40):
         forward, backward, micro_batches, limits, hop = random_job(rng, tight=n % 2 == 0)
         plan = lab.schedule(forward, backward, micro_batches, limits, hop=hop)
@@ -416,7 +422,7 @@ def test_schedule_beats_1f1b():
             f"{base:g}, yours {got:g}, and {enough} is possible. Let each stage start whatever it can, a backward pass "
             "rather than a forward pass, as long as its limit allows"
         )
-    rng, ratios = random.Random(9), []
+    rng, ratios = rng_of(9), []
     for n in range(40):
         forward, backward, micro_batches, limits, hop = random_job(rng, tight=n % 2 == 0)
         plan = lab.schedule(forward, backward, micro_batches, limits, hop=hop)
@@ -436,7 +442,7 @@ def test_schedule_beats_1f1b():
 @pytest.mark.points(6)
 def test_schedule_with_split_backward():
     """Weight gradients fill the gaps: sound, held until W, and quicker than W right after B."""
-    rng, gains = random.Random(6), []
+    rng, gains = rng_of(6), []
     for n in range(30):
         if n < 10:  # tight limits, very unequal stages: nothing to gain, much to get wrong
             forward, backward, micro_batches, limits, hop = random_job(rng, tight=True)

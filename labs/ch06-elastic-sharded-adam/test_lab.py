@@ -10,9 +10,15 @@ import pytest
 from manyranks import simulate
 
 lab = importlib.import_module(os.environ.get("LAB_MODULE", "lab"))
+SEED = int(os.environ.get("LAB_SEED", "1"))
 
 SHAPES = [(5, 7), (7,), (3, 4, 2), (), (11,)]  # 78 parameters: no multiple of 4, 5 or 7
 NUMEL = 78
+
+
+def rng_of(salt):
+    """Random numbers of their own for each use, others for each LAB_SEED."""
+    return np.random.default_rng(salt if SEED == 1 else [SEED, salt])
 
 
 # --------------------------------------------------------------------- what the tests compare with
@@ -23,13 +29,13 @@ def bounds_of(numel, ranks):
 
 
 def make_params(seed=0, shapes=SHAPES):
-    rng = np.random.default_rng(seed)
+    rng = rng_of(seed)
     return [np.array(rng.normal(size=shape)) for shape in shapes]
 
 
 def make_grads(ranks, steps, micro_batches=1, seed=1, shapes=SHAPES, scale=1.0):
     """grads[rank][step][micro-batch][tensor], different everywhere."""
-    rng = np.random.default_rng(seed)
+    rng = rng_of(seed)
     return [
         [
             [[np.array(scale * rng.normal(size=s)) for s in shapes] for _ in range(micro_batches)]
@@ -106,8 +112,9 @@ def test_shard_bounds():
         assert got == wanted, (
             f"{numel} elements on {ranks} ranks: {wanted}, as comm.reduce_scatter cuts; got {got}"
         )
-    for numel in (1, 5, 78, 1000):
-        for ranks in (1, 3, 8, 13):
+    rng = rng_of(11)
+    for numel in (1, 5, 78, 1000, *map(int, rng.integers(2, 400, 3))):
+        for ranks in (1, 3, 8, 13, int(rng.integers(2, 90))):
             got = list(lab.shard_bounds(numel, ranks))
             assert got == bounds_of(numel, ranks), f"{numel} elements on {ranks} ranks: got {got}"
 
@@ -123,7 +130,7 @@ def test_shard_pieces():
     assert got == [(1, 1, 3), (2, 0, 4)], (
         f"rank 1 of 2 has the other two of tensor 1, and tensor 2; got {got}"
     )
-    rng = np.random.default_rng(3)
+    rng = rng_of(3)
     cases = [(SHAPES, n) for n in (1, 2, 4, 5, 7, 80)] + [([(0, 3), (4,), (), (2, 0)], 3)]
     cases += [
         ([tuple(rng.integers(1, 5, size=rng.integers(0, 4))) for _ in range(6)], int(n)) for n in (2, 3, 9)
@@ -169,6 +176,18 @@ def test_peak_bytes():
                 f"{numel} parameters, rank {rank} of {ranks}, stage {stage}, {micro_batches} micro-batches: {name} "
                 f"are {value} bytes ({why}), got {got[name]}"
             )
+    rng = rng_of(12)
+    for _ in range(12):
+        numel, ranks, micro_batches = (int(rng.integers(1, most)) for most in (500, 12, 4))
+        rank, stage = int(rng.integers(ranks)), int(rng.integers(1, 3))
+        bounds = bounds_of(numel, ranks)
+        shard = bounds[rank + 1] - bounds[rank]
+        wanted = numel + (shard if micro_batches == 1 else numel if stage == 1 else 2 * shard)
+        got = lab.peak_bytes(numel, ranks, rank, stage, micro_batches)["gradients"]
+        assert got == 4 * wanted, (
+            f"{numel} parameters, rank {rank} of {ranks}, stage {stage}, {micro_batches} micro-batches: gradients are "
+            f"{4 * wanted} bytes, got {got}"
+        )
     got = lab.peak_bytes(7, 2, 0, 2, 1, weight_bytes=4, grad_bytes=2, state_bytes=8)
     assert got["total"] == 28 + 22 + 32, f"other sizes: 4·7 + 2·(7 + 4) + 8·4 = 82, got {got['total']}"
     with pytest.raises(ValueError, match="stage"):
@@ -320,7 +339,7 @@ def test_skips_a_step_that_overflowed():
 
 
 def plain_states(ranks, seed=0, step=3, shapes=SHAPES):
-    rng = np.random.default_rng(seed)
+    rng = rng_of(seed)
     numel = sum(map(math.prod, shapes))
     flat = {name: rng.normal(size=numel) for name in ("master", "m", "v")}
     bounds = bounds_of(numel, ranks)
@@ -343,6 +362,7 @@ def test_checkpoint_does_not_know_the_ranks():
         at = 0
         for i, (entry, shape) in enumerate(zip(saved["tensors"], SHAPES)):
             size = math.prod(shape)
+            assert set(entry) == {"master", "m", "v"}, f"tensor {i}: master, m and v, got {sorted(entry)}"
             for name in ("master", "m", "v"):
                 assert np.shape(entry[name]) == shape, (
                     f"tensor {i}: {name} has shape {np.shape(entry[name])}, not {shape}"
@@ -373,9 +393,9 @@ def exact_grads(ranks, steps, micro_batches, first=0):
     """Gradients whose mean is the same for any number of ranks, to the bit: multiples of 1/4 that sum exactly."""
     out = [[[None] * micro_batches for _ in range(steps)] for _ in range(ranks)]
     for step in range(steps):
-        rng = np.random.default_rng(100 + first + step)
+        rng = rng_of(100 + first + step)
         mean = [np.array(rng.integers(-8, 9, size=s) / 4) for s in SHAPES]
-        noise = np.random.default_rng(ranks)
+        noise = rng_of(ranks)
         parts = [
             [np.array(noise.integers(-8, 9, size=s) / 4) for s in SHAPES]
             for _ in range(ranks * micro_batches)

@@ -13,6 +13,13 @@ import pytest
 from manyranks import Cluster, simulate
 
 lab = importlib.import_module(os.environ.get("LAB_MODULE", "lab"))
+SEED = int(os.environ.get("LAB_SEED", "1"))
+
+
+def rng_of(salt):
+    """Random numbers of their own for each use, others for each LAB_SEED."""
+    return random.Random(salt if SEED == 1 else f"{SEED} {salt}")
+
 
 KEYS = {"dp", "tp", "pp", "order", "micro_batch", "zero", "recompute"}
 ORDERS = ["-".join(axes) for axes in itertools.permutations(("tp", "pp", "dp"))]
@@ -210,9 +217,11 @@ def test_coordinates():
     sizes = {"dp": 2, "pp": 3, "tp": 4}
     got = lab.coordinates(13, sizes, "tp-dp-pp")
     assert got == {"tp": 1, "dp": 1, "pp": 1}, f"13 = 1 + 4·(1 + 2·1): tp 1, dp 1, pp 1; got {got}"
-    for order in ORDERS:
+    rng = rng_of(9)
+    mixed = {axis: rng.randint(1, 5) for axis in sizes}
+    for sizes, order in itertools.product(({"dp": 2, "pp": 3, "tp": 4}, mixed), ORDERS):
         table = grid(sizes, order)
-        for rank in range(24):
+        for rank in range(table.size):
             got = lab.coordinates(rank, sizes, order)
             d, p, t = (int(k[0]) for k in np.where(table == rank))
             assert got == {"dp": d, "pp": p, "tp": t}, (
@@ -228,7 +237,9 @@ def test_groups_of_one_axis():
     """Ranks that differ on one axis only, for each order."""
     got = [list(g) for g in lab.groups({"tp": 2, "dp": 2, "pp": 2}, "tp-dp-pp", ["dp"])]
     assert got == [[0, 2], [1, 3], [4, 6], [5, 7]], f"dp of 2 x 2 x 2 in order tp-dp-pp; got {got}"
-    for sizes in ({"tp": 2, "pp": 3, "dp": 2}, {"dp": 5, "tp": 1, "pp": 4}):
+    rng = rng_of(10)
+    mixed = {a: rng.randint(1, 5) for a in ("pp", "dp", "tp")}
+    for sizes in ({"tp": 2, "pp": 3, "dp": 2}, {"dp": 5, "tp": 1, "pp": 4}, mixed):
         for order, axis in itertools.product(ORDERS, sizes):
             got = [list(map(int, g)) for g in lab.groups(sizes, order, [axis])]
             wanted = members(sizes, order, [axis])
@@ -281,10 +292,17 @@ def sends(comm, rings, chains):
         w.wait()
 
 
+def any_rings(a, b, c):
+    return {"tp": a, "dp": b}, {"pp": c}
+
+
 @pytest.mark.points(10)
 def test_bytes_on_each_tier():
     """What a placement puts on the links inside and between nodes, against messages counted in the simulator."""
+    rng = rng_of(11)
+    any_bytes = [rng.randint(1, 900) for _ in range(3)]
     for sizes, per_node, ring, chain in (
+        ({"tp": 2, "dp": 3, "pp": 4}, rng.choice([2, 3, 4, 6]), *any_rings(*any_bytes)),
         ({"tp": 4, "dp": 2, "pp": 2}, 4, {"tp": 1000, "dp": 100}, {"pp": 10}),
         ({"tp": 2, "dp": 3, "pp": 2}, 4, {"tp": 1000, "dp": 100}, {"pp": 10}),  # groups that straddle nodes
         ({"tp": 1, "dp": 6, "pp": 1}, 3, {"tp": 1000, "dp": 100}, {"pp": 10}),
@@ -316,7 +334,7 @@ def test_bytes_on_each_tier():
 @pytest.mark.points(14)
 def test_memory_of_the_fullest_stage():
     """State, activations in flight and logits of each stage; the fullest counts."""
-    rng = random.Random(1)
+    rng = rng_of(1)
     job, plan = (
         job_of(3, 64, 4, 8, sequence=16, vocabulary=100),
         dict(dp=2, tp=2, pp=2, order="tp-dp-pp", micro_batch=1, zero=1, recompute=False),
@@ -338,7 +356,7 @@ def test_memory_of_the_fullest_stage():
 @pytest.mark.points(14)
 def test_seconds_of_a_step():
     """Compute, tensor, pipeline and data traffic on the tier that each uses, the bubble and the optimizer."""
-    rng = random.Random(2)
+    rng = rng_of(2)
     for _ in range(150):
         job, cluster = random_setting(rng)
         plan = random_plan(rng, job, cluster)
@@ -373,13 +391,13 @@ def checked_plan(job, cluster):
 @pytest.mark.points(8)
 def test_best_plan_is_one_and_fits():
     """Six known jobs and eight random ones: degrees multiply out, everything divides, and memory suffices."""
-    rng, tried = random.Random(5), 0
+    rng, tried = rng_of(5), 0
     settings = JOBS + [random_setting(rng) for _ in range(8)]
     for job, cluster in settings:
         if next(every_plan(job, cluster), None) is not None:
             checked_plan(job, cluster)
             tried += 1
-    assert tried >= 9
+    assert tried >= 7
 
 
 @pytest.mark.points(6)
@@ -405,7 +423,7 @@ def test_best_plan_beats_the_rule_of_thumb():
 @pytest.mark.points(8)
 def test_best_plan_is_near_the_optimum():
     """Within 1 % of the best of all plans, placement included."""
-    rng = random.Random(8)
+    rng = rng_of(8)
     for job, cluster in JOBS + [random_setting(rng) for _ in range(5)]:
         plans = list(every_plan(job, cluster))
         if not plans:
@@ -434,7 +452,7 @@ def test_nothing_fits():
 
 def machine_of(cluster, seed):
     """The machine as it is: slower than its data sheet, one part much slower, and some memory is taken."""
-    rng = random.Random(seed)
+    rng = rng_of(seed)
     machine = {
         **cluster,
         "flops": cluster["flops"] * rng.uniform(0.45, 0.8),
@@ -449,8 +467,8 @@ def machine_of(cluster, seed):
 
 
 def meter(job, cluster, seed, budget):
-    """(machine, measure, calls, problems): steps of a machine, measured and counted here."""
-    machine, calls, problems = machine_of(cluster, seed), [], []
+    """(machine, measure, calls, seen, problems): steps of a machine, measured and counted here."""
+    machine, calls, seen, problems = machine_of(cluster, seed), [], [], []
 
     def measure(plan):
         calls.append(plan)
@@ -459,10 +477,25 @@ def meter(job, cluster, seed, budget):
             problems.append(problem)
         if problem or len(calls) > budget or true_memory(job, plan) > machine["memory"]:
             return None
-        noise = random.Random(f"{seed} {sorted(plan.items())}").uniform(0.99, 1.01)
+        seen.append(plan)
+        noise = rng_of(f"{seed} {sorted(plan.items())}").uniform(0.99, 1.01)
         return true_seconds(job, machine, plan) * noise
 
-    return machine, measure, calls, problems
+    return machine, measure, calls, seen, problems
+
+
+def misleading(job, cluster, seed, budget):
+    """The first seed from this one on with whose machine the data sheet's best plans are 20 % too slow."""
+    plans = sorted(every_plan(job, cluster), key=lambda p: true_seconds(job, cluster, p))
+    for trial in range(seed, seed + 30):
+        machine = machine_of(cluster, trial)
+        took = [
+            true_seconds(job, machine, p) if true_memory(job, p) <= machine["memory"] else math.inf
+            for p in plans
+        ]
+        if min(took[:budget]) > 1.2 * min(took):
+            return trial
+    return seed
 
 
 @pytest.mark.points(12)
@@ -471,7 +504,11 @@ def test_tuned_plan_on_a_machine_that_is_not_its_data_sheet():
     ratios = []
     for seed, number in ((3, 4), (102, 2), (106, 1), (4, 5)):
         job, cluster = JOBS[number]
-        machine, measure, calls, problems = meter(job, cluster, seed, 16)
+        if (
+            cluster["nodes"] > 1
+        ):  # in a single node the data sheet's order is right, and you shouldn't lose it
+            seed = misleading(job, cluster, seed, 16)
+        machine, measure, calls, seen, problems = meter(job, cluster, seed, 16)
         plan = lab.tuned_plan(job, cluster, measure, 16)
         assert not problems, f"a plan that isn't one was measured: {problems[0]}"
         assert 1 <= len(calls) <= 16, (
@@ -479,9 +516,9 @@ def test_tuned_plan_on_a_machine_that_is_not_its_data_sheet():
         )
         problem = wrong_with(job, cluster, plan)
         assert problem is None, problem
-        assert true_memory(job, plan) <= machine["memory"], (
-            f"{plan} runs out of memory on the real machine. measure returns None for such a plan: don't return what you "
-            "haven't seen run"
+        assert plan in seen, (
+            f"{plan} is none of the {len(seen)} plans that measure gave seconds for. It returns None for a plan that runs "
+            "out of memory on the real machine: don't return what you haven't seen run"
         )
         best = min(true_seconds(job, machine, p) for p in every_plan(job, machine))
         ratios.append(true_seconds(job, machine, plan) / best)

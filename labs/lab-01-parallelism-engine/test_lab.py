@@ -195,11 +195,12 @@ def test_cost_is_the_rings():
 
 @pytest.mark.points(2)
 def test_cost_of_one_rank_and_of_none():
-    """One rank costs nothing; fewer than one is an error."""
+    """One rank costs nothing; fewer than one is an error, and so are fewer than 0 bytes."""
     steps, sent = lab.all_reduce_cost(1e9, 1)
     assert (steps, sent) == (0, 0), f"one rank: {steps} steps and {sent} bytes, but it has nobody to send to"
-    with pytest.raises(ValueError):
-        lab.all_reduce_cost(1e9, 0)
+    for bad in ((1e9, 0), (-1, 4)):
+        with pytest.raises(ValueError):
+            lab.all_reduce_cost(*bad)
 
 
 # ---------------------------------------------------------------------------- data parallel
@@ -353,6 +354,9 @@ def test_schedule_counts():
             f"{p} stages, {m} microbatches: useful, bubble, total {found}, expected {wanted}"
         )
         assert s["bubble_steps"] / s["total_steps"] == pytest.approx((p - 1) / (m + p - 1), abs=1e-12)
+    for bad in ((0, 4), (4, 0)):
+        with pytest.raises(ValueError):
+            lab.pipeline_schedule_1f1b(*bad)
 
 
 def slots(rows):

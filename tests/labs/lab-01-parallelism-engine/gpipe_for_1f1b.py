@@ -7,6 +7,8 @@ from solution import *  # noqa: F403
 
 
 def pipeline_schedule_1f1b(stages, microbatches):
+    if stages < 1 or microbatches < 1:
+        raise ValueError("stages and microbatches must be 1 or more")
     p, m = stages, microbatches
     total = 2 * (m + p - 1)
     rows = [["."] * total for _ in range(p)]
