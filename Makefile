@@ -69,6 +69,10 @@ book: setup  ## build the book into _build/html (incremental)
 	@$(PY) tools/assets.py
 	$(PY) tools/build.py $(if $(STRICT),--strict)
 
+.PHONY: pdf
+pdf: book  ## print the whole book into _build/html/many-ranks.pdf (needs Chromium)
+	@$(PY) tools/pdf.py
+
 .PHONY: serve
 serve: book  ## build, then serve the book on this machine
 	@echo "http://localhost:$(PORT)  (Ctrl-C ends it)"
@@ -108,6 +112,7 @@ test-fast: setup  ## the tests that need neither the built book nor much time
 .PHONY: bench
 bench: setup  ## run the benchmarks
 	@$(PY) -m benchmarks
+	$(PY) -m benchmarks.site
 
 .PHONY: lint
 lint: setup  ## ruff's rules, on Python files and notebooks

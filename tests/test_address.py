@@ -37,6 +37,7 @@ def test_a_fork(copy, capsys):
     assert {(owner, name) for *_, owner, name in after} == {("someone", "their-ranks")}
     readme = (copy / "README.md").read_text()
     assert "someone/their-ranks/blob/trunk/chapters" in readme and "many-ranks/many-ranks" not in readme
+    assert "https://someone.github.io/their-ranks/" in (copy / "_config.yml").read_text()
     assert address.main([FORK], copy) == 0, "a second time changes nothing"
 
 

@@ -88,6 +88,9 @@ def differing(root: Path = ROOT) -> list[str]:
     for key, expected in (("repository_url", address), ("repository_branch", branch)):
         if options.get(key, expected) != expected:
             wrong.append(f"_config.yml: {key} is {options[key]}, not {expected}")
+    pages = yaml.safe_load((root / "_config.yml").read_text(encoding="utf-8")).get("html", {}).get("baseurl")
+    if pages and pages != f"https://{owner.lower()}.github.io/{name}/":
+        wrong.append(f"_config.yml: baseurl is {pages}, not https://{owner.lower()}.github.io/{name}/")
     for path in sorted((root / "chapters").glob("*.ipynb")):
         if not any(place == path for place, *_ in places(root)):
             wrong.append(
@@ -100,11 +103,13 @@ def move(address: str, branch: str | None = None, root: Path = ROOT) -> list[Pat
     """Set the address (and the branch) everywhere; returns the files that changed."""
     owner, name = parse(address)
     before, old_branch = configured(root)
-    old = parse(before)[1]
+    old_owner, old = parse(before)
     changed = []
     for path in files(root):
         text = path.read_text(encoding="utf-8")
         new = _pattern(old).sub(lambda match: f"{match['host']}/{owner}/{name}", text)
+        new = new.replace(f"{old_owner.lower()}.github.io/{old}", f"{owner.lower()}.github.io/{name}")
+        new = new.replace(f"{old_owner.lower()}.github.io", f"{owner.lower()}.github.io")
         if branch and branch != old_branch:
             new = re.sub(
                 rf"({re.escape(f'/{owner}/{name}')}/(?:blob|tree|edit)/){re.escape(old_branch)}\b",

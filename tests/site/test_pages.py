@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from .conftest import BOOK, FIXTURE, WIDGET_VIEW, wait_for_widgets
+from .conftest import BOOK, FIXTURE, ROOT, WIDGET_VIEW, wait_for_widgets
 
 #: A page of a chapter, with everything that it loads, compressed (see CONTRIBUTING on the budget).
-BUDGET = 1_000_000
+BUDGET = 700_000
 
 # Contrast of all visible text in the article against the colour behind it. Text in a picture that has a fill of its
 # own (a label on a coloured box) is left out: `tests/test_explore.py` holds those colours to their limits.
@@ -121,8 +121,10 @@ def _weight(page, site: str, path: str) -> list[str]:
             loaded[name] = len(data) if file.suffix == ".woff2" else len(gzip.compress(data))
     problems = []
     has_widgets = "application/vnd.jupyter.widget-state+json" in (root / path).read_text(encoding="utf-8")
-    if any("embed" in name for name in loaded) != has_widgets:
-        problems.append("embed.js belongs on pages with widgets, and only there")
+    if any("widgets.js" in name for name in loaded) != has_widgets:
+        problems.append("widgets.js belongs on pages with widgets, and only there")
+    if any("searchindex" in name for name in loaded) != (path == "search.html"):
+        problems.append("the search index belongs on the search page, and only there")
     total = sum(loaded.values())
     print(f"{site}:{path}: {total / 1e3:.0f} kB compressed, {len(loaded)} files")
     if total > BUDGET:
@@ -131,6 +133,31 @@ def _weight(page, site: str, path: str) -> list[str]:
             f"{total / 1e3:.0f} kB: " + ", ".join(f"{name} {size / 1e3:.0f} kB" for name, size in largest)
         )
     return problems
+
+
+AXE = r"""
+(rules) => axe.run(document, { resultTypes: ['violations'], runOnly: rules })
+  .then((found) => found.violations.filter((v) => ['serious', 'critical'].includes(v.impact))
+    .map((v) => `${v.impact} ${v.id}: ${v.help}: ` + v.nodes.slice(0, 3).map((n) => n.html.slice(0, 160)).join(' | ')))
+"""
+
+
+def test_no_barriers(visit, address) -> None:
+    """axe-core finds nothing serious or critical; what depends on the theme is looked at in both."""
+    script = ROOT / "_assets/build/axe.min.js"
+    if not script.exists():
+        pytest.skip("axe-core has not been fetched: run python tools/assets.py")
+    with visit(1300, "light") as opened:
+        opened.page.add_script_tag(content=script.read_text(encoding="utf-8"))
+        everything = {
+            "type": "tag",
+            "values": ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa", "best-practice"],
+        }
+        problems = [f"light: {p}" for p in opened.page.evaluate(AXE, everything)]
+        _wait_for_theme(opened.page, "dark")
+        contrast = {"type": "rule", "values": ["color-contrast", "link-in-text-block"]}
+        problems += [f"dark: {p}" for p in opened.page.evaluate(AXE, contrast)]
+    assert not problems, "\n".join(problems)
 
 
 def test_phone_from_the_start(visit) -> None:
