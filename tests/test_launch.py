@@ -500,12 +500,14 @@ def test_a_plain_script_without_main_guard(tmp_path, threads):
 @pytest.mark.slow
 def test_torchrun(tmp_path):
     script = """
+        import os
         import numpy as np, torch
         from manyranks.runtime.processes import from_environment
         comm = from_environment()
         x = comm.all_reduce(np.ones(2) * comm.rank, algorithm="ring")
         y = comm.group([1, 0]).all_gather(np.ones(1) * comm.rank)
-        print(comm.rank, comm.size, x.tolist(), y.tolist(), flush=True)
+        line = f"{comm.rank} {comm.size} {x.tolist()} {y.tolist()}\\n"
+        os.write(1, line.encode())  # at once: two ranks write to one pipe
         torch.distributed.destroy_process_group()
     """
     (tmp_path / "script.py").write_text(textwrap.dedent(script))
