@@ -10,7 +10,9 @@ var Scorer = {
   partialTerm: 2,
   score: function ([page, title, anchor, description, score, file]) {
     if (page.includes('glossary') && anchor.includes('term-')) return score + 100; // the entry of that name
-    if (page.includes('chapters/')) return score + 20;
+    const asked = (new URLSearchParams(window.location.search).get('q') || '').toLowerCase().trim();
+    const named = asked && title.toLowerCase().includes(asked) ? 40 : 0; // the words stand in the heading
+    if (page.includes('chapters/')) return score + named + 20;
     if (/benchmarks|references|genindex|how_to_use|setup/.test(page)) return score - 20;
     return score;
   },
