@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import datetime
 import gzip
+import io
 import json
 import re
 import shutil
@@ -31,6 +32,8 @@ from playwright.sync_api import Browser, Page, sync_playwright
 
 from manyranks.runtime import machine
 from tests.site.conftest import Server, wait_for_widgets
+from tools import assets
+from tools import browser as installed
 
 ROOT = Path(__file__).parents[1]
 HTML = ROOT / "_build/html"
@@ -46,15 +49,12 @@ CDN = {
 }
 
 
-def fetched(folder: Path) -> dict[str, bytes]:
+def fetched() -> dict[str, bytes]:
     """The default page's scripts, from npm's packages."""
     out = {}
     for pattern, (package, name) in CDN.items():
-        subprocess.run(["npm", "pack", "--silent", package], cwd=folder, check=True, capture_output=True)
-        packed = max(folder.glob("*.tgz"), key=lambda file: file.stat().st_mtime)
-        with tarfile.open(packed) as tar:
+        with tarfile.open(fileobj=io.BytesIO(assets.pack(assets.find("npm"), package))) as tar:
             out[pattern] = tar.extractfile(f"package/{name}").read()
-        packed.unlink()
     return out
 
 
@@ -161,12 +161,7 @@ def measure(build: bool) -> dict[str, Any]:
     }
     with tempfile.TemporaryDirectory() as name, sync_playwright() as started:
         folder = Path(name)
-        browser = started.chromium.launch(
-            executable_path=next(
-                filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome")))
-            ),
-            args=["--no-sandbox"],
-        )
+        browser = started.chromium.launch(executable_path=installed.find(), args=["--no-sandbox"])
         found["versions"]["Chromium"] = browser.version
         if build:
             command = [sys.executable, "tools/build.py"]
@@ -184,9 +179,8 @@ def measure(build: bool) -> dict[str, Any]:
             finally:
                 page.write_bytes(text)
             _build(command, ROOT)
-        scripts = fetched(folder)
-        (folder / "default").mkdir()
-        plain = Server(default_book(folder / "default"))
+        scripts = fetched()
+        plain = Server(default_book(folder))
         page, opened = open_page(browser, plain.base, f"{CHAPTER}.html", scripts)
         found["default"] = opened
         page.context.close()

@@ -78,21 +78,22 @@ def differing(root: Path = ROOT) -> list[str]:
     """What doesn't agree with `_config.yml`, one line each."""
     address, branch = configured(root)
     owner, name = parse(address)
+    found = places(root)
     wrong = [
         f"{path.relative_to(root).as_posix()}, line {number}: {other}/{name}, not {owner}/{name}"
-        for path, number, other, _ in places(root)
+        for path, number, other, _ in found
         if other != owner
     ]
-    options = yaml.safe_load((root / "_config.yml").read_text(encoding="utf-8"))
-    options = options.get("sphinx", {}).get("config", {}).get("html_theme_options", {})
+    config = yaml.safe_load((root / "_config.yml").read_text(encoding="utf-8"))
+    options = config.get("sphinx", {}).get("config", {}).get("html_theme_options", {})
     for key, expected in (("repository_url", address), ("repository_branch", branch)):
         if options.get(key, expected) != expected:
             wrong.append(f"_config.yml: {key} is {options[key]}, not {expected}")
-    pages = yaml.safe_load((root / "_config.yml").read_text(encoding="utf-8")).get("html", {}).get("baseurl")
+    pages = config.get("html", {}).get("baseurl")
     if pages and pages != f"https://{owner.lower()}.github.io/{name}/":
         wrong.append(f"_config.yml: baseurl is {pages}, not https://{owner.lower()}.github.io/{name}/")
     for path in sorted((root / "chapters").glob("*.ipynb")):
-        if not any(place == path for place, *_ in places(root)):
+        if not any(place == path for place, *_ in found):
             wrong.append(
                 f"{path.relative_to(root).as_posix()}: its set-up cell doesn't install from {owner}/{name}"
             )

@@ -90,7 +90,7 @@ def fetch() -> None:
     shutil.rmtree(fresh, ignore_errors=True)
     for package, (version, digest, files) in PINS.items():
         print(f"assets: {package} {version} …", end=" ", flush=True)
-        data = _pack(npm, f"{package}@{version}")
+        data = pack(npm, f"{package}@{version}")
         found = "sha512-" + base64.b64encode(hashlib.sha512(data).digest()).decode()
         if found != digest:
             raise SystemExit(f"\nassets: {package} {version} has the digest {found}, not the pinned {digest}")
@@ -134,7 +134,8 @@ def _bundle(npm: str, target: Path) -> int:
     return (target / BUNDLE["widgets.js"]).stat().st_size
 
 
-def _pack(npm: str, what: str) -> bytes:
+def pack(npm: str, what: str) -> bytes:
+    """The tarball of one version of a package, as npm serves it."""
     with tempfile.TemporaryDirectory() as folder:
         done = subprocess.run([npm, "pack", "--silent", what], cwd=folder, capture_output=True, text=True)
         packed = list(Path(folder).glob("*.tgz"))

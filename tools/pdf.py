@@ -11,11 +11,11 @@ from __future__ import annotations
 
 import argparse
 import io
-import shutil
 import sys
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
+import browser as chromium
 from build import ROOT, pages
 from playwright.sync_api import Browser, sync_playwright
 from pypdf import PdfReader, PdfWriter
@@ -29,14 +29,6 @@ FOOT = (
     '<span>Many Ranks · <span class="title"></span></span><span class="pageNumber"></span></div>'
 )
 OPEN_ALL = "document.querySelectorAll('details').forEach((each) => { each.open = true; })"
-
-
-def chromium() -> str:
-    """The system's Chromium."""
-    found = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
-    if found is None:
-        raise SystemExit("pdf: no Chromium on the PATH (on Debian and Ubuntu: apt-get install chromium)")
-    return found
 
 
 def printed(browser: Browser, name: str) -> PdfReader:
@@ -101,8 +93,11 @@ def main() -> None:
     missing = [name for name in names if not (HTML / f"{name}.html").exists()]
     if missing:
         sys.exit(f"pdf: not built: {', '.join(missing)}; run make book first")
+    path = chromium.find()
+    if path is None:
+        sys.exit(f"pdf: {chromium.MISSING}")
     with sync_playwright() as started:
-        browser = started.chromium.launch(executable_path=chromium(), args=["--no-sandbox"])
+        browser = started.chromium.launch(executable_path=path, args=["--no-sandbox"])
         parts = {name: printed(browser, name) for name in names}
         browser.close()
     writer = join(parts)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import http.server
-import shutil
 import subprocess
 import sys
 import threading
@@ -13,6 +12,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
+
+from tools import browser as installed
 
 ROOT = Path(__file__).resolve().parents[2]
 BOOK = ROOT / "_build/html"
@@ -83,9 +84,9 @@ def browser():
     playwright = pytest.importorskip(
         "playwright.sync_api", reason="the Python package playwright is not installed"
     )
-    chromium = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+    chromium = installed.find()
     if chromium is None:
-        pytest.skip("no Chromium on the PATH (on Debian and Ubuntu: apt-get install chromium)")
+        pytest.skip(installed.MISSING)
     with playwright.sync_playwright() as started:
         running = started.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
         yield running
