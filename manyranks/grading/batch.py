@@ -257,7 +257,8 @@ class Batch:
             ]
             return result
         events, ended = [], ""
-        for _ in range(2):  # a failure of ours gets a second try
+        for pause in (0, 5):  # a failure of ours gets a second try
+            time.sleep(pause)
             events, ended = self._run(submission.files)
             broken = next((e for e in events if e["event"] == "broken"), None)
             if broken is None and ended != "crash":

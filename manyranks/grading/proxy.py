@@ -88,6 +88,8 @@ class Session:
             raise raised.error from None
         except Fault as fault:
             self.fault = self.fault or fault
+            if fault.kind == "sandbox":  # before any code of the submission ran
+                self.broken = str(fault)
             raise
         finally:
             if done:

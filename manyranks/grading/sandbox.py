@@ -25,7 +25,9 @@ from manyranks.grading.bubblewrap import INSTALL, SandboxUnavailable, command, e
 
 __all__ = ["Child", "Fault", "Limits", "Sandbox", "SandboxUnavailable", "find_mode"]
 
-UID = 61184  # and up: numbers that systems keep free for users that come and go
+UID, LAST_UID = 61184, 65519  # numbers that systems keep free for users that come and go
+UIDS = 64  # of them for each sandbox
+PAUSES = (0.2, 1.0, 4.0)  # seconds, before a child that this machine could not start is asked for again
 CHILD_LIMIT = 256
 _LENGTH = struct.Struct(">Q")
 
@@ -109,6 +111,26 @@ def find_mode(allow_uid: bool = False) -> str:
 # ---------------------------------------------------------------------------------------------------- one submission
 
 
+class _Users:
+    """User numbers, UIDS from `first`, that no other sandbox on this machine has while this one lives.
+
+    Held by a Unix socket in the abstract namespace, whose name the kernel frees when its owner ends, however it ends.
+    Where all are taken, two sandboxes share some; then their children count together against the limit of processes.
+    """
+
+    def __init__(self) -> None:
+        self.socket = socket.socket(socket.AF_UNIX)
+        for self.first in range(UID, LAST_UID - UIDS, UIDS):
+            try:
+                self.socket.bind(f"\0manyranks-users-{self.first}")
+                break
+            except OSError:
+                continue
+
+    def close(self) -> None:
+        self.socket.close()
+
+
 class Sandbox:
     """The sandbox of one submission, whose files are in the folder `staged` (named lab.py and so on)."""
 
@@ -120,9 +142,10 @@ class Sandbox:
         self.news: dict[int, dict] = {}
         self.pids: dict[int, int] = {}
         self.number = 0
-        uid = 0
-        if self.mode != "user":  # not the same numbers in two sandboxes that run at once
-            uid = UID + (os.getpid() * 37) % (65519 - UID - 256)
+        self.users = _Users() if self.mode == "root" else None
+        uid, uids = (self.users.first, UIDS) if self.users else (0, 0)
+        if self.mode == "uid":  # alone in its container
+            uid, uids = UID, LAST_UID - UID
         self.control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         config = json.dumps(
             {
@@ -132,7 +155,7 @@ class Sandbox:
                 "preload": ["numpy", "array_api_compat.numpy", "manyranks.runtime", *preload],
                 "lab": str(staged) if self.mode == "uid" else "/lab",
                 "uid": uid,
-                "uids": 256,
+                "uids": uids,
                 "environment": {k: v for k, v in environment().items() if k != "PYTHONPATH"},
             }
         )
@@ -186,9 +209,19 @@ class Sandbox:
         self.complaints = self.errors.read(4000).decode("utf-8", "replace").strip()
 
     def spawn(self) -> Child:
-        """A fresh child; no code of the submission has run in it."""
+        """A fresh child; no code of the submission has run in it. Tried again while the machine can't make one."""
         if len(self.children) >= CHILD_LIMIT:
             raise Fault("processes", f"the test asked for more than {CHILD_LIMIT} ranks at once")
+        for pause in PAUSES:
+            try:
+                return self._spawn()
+            except SandboxUnavailable:
+                if self.process.poll() is not None:
+                    raise
+            time.sleep(pause)
+        return self._spawn()
+
+    def _spawn(self) -> Child:
         self.number += 1
         number = self.number
         ours, theirs = socket.socketpair()
@@ -287,6 +320,8 @@ class Sandbox:
             except subprocess.TimeoutExpired:
                 continue
         self.errors.close()
+        if self.users:
+            self.users.close()
 
     def __enter__(self) -> Sandbox:
         return self

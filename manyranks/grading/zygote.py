@@ -58,7 +58,8 @@ def main() -> None:
         else:
             if os.fork() == 0:
                 keep(config, control, message["spawn"], message["live"], fds)
-            used.add(config["uid"] + message["spawn"] % config["uids"])
+            if config["mode"] == "uid":
+                used.add(config["uid"] + message["spawn"] % config["uids"])
             for fd in fds:
                 os.close(fd)
     if config["mode"] == "uid":
