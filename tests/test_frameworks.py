@@ -1,7 +1,7 @@
 """Framework files: every name is a documented one, every plan survives the round trip, the packages parse them.
 
-DeepSpeed, torchtitan 0.2 and megatron-core are not among the requirements. Where one of them can be imported its own
-configuration code reads our file; where not, the test is skipped and says so.
+DeepSpeed, torchtitan 0.2 and megatron-core are not among the requirements: `framework_packages` fetches them into a folder
+of their own, and their own configuration code reads our files. Where they can't be had, the test is skipped and says so.
 """
 
 from __future__ import annotations
@@ -390,8 +390,9 @@ def supported(framework):
                 continue
 
 
-def test_deepspeed_reads_its_file(monkeypatch):
-    config_module = pytest.importorskip("deepspeed.runtime.config", reason="DeepSpeed is not installed")
+def test_deepspeed_reads_its_file(framework_packages, monkeypatch):
+    import deepspeed.runtime.config as config_module
+
     monkeypatch.setattr(config_module.dist, "get_rank", lambda *_: 0)  # else it takes the world to be 1
     count = 0
     for plan, _, precision, text in supported("deepspeed"):
@@ -413,8 +414,7 @@ def test_deepspeed_reads_its_file(monkeypatch):
         config_module.DeepSpeedConfig(wrong, mpu=ranks)
 
 
-def test_torchtitan_reads_its_file(tmp_path):
-    pytest.importorskip("torchtitan.config.job_config", reason="torchtitan 0.2 is not installed")
+def test_torchtitan_reads_its_file(framework_packages, tmp_path):
     from torchtitan.config import ConfigManager
     from torchtitan.config.job_config import ActivationCheckpoint, Parallelism
 
@@ -437,10 +437,9 @@ def test_torchtitan_reads_its_file(tmp_path):
         ConfigManager().parse_args(["--job.config_file", str(path)])
 
 
-def test_megatron_core_takes_its_arguments():
+def test_megatron_core_takes_its_arguments(framework_packages):
     """megatron-core has no argument parser; its configuration classes check the values of the same names."""
-    reason = "megatron-core is not installed"
-    config_module = pytest.importorskip("megatron.core.transformer.transformer_config", reason=reason)
+    import megatron.core.transformer.transformer_config as config_module
     from megatron.core.distributed import DistributedDataParallelConfig
     from megatron.core.optimizer import OptimizerConfig
 
