@@ -89,7 +89,7 @@ def test_mouse(visit, width) -> None:
                     opened.page.mouse.move(at["x"] + at["width"] / 2, at["y"] + at["height"] / 2)
                     opened.page.mouse.down()
                     opened.page.mouse.move(
-                        track["x"] + part * track["width"], at["y"] + at["height"] / 2, steps=5
+                        track["x"] + part * track["width"], at["y"] + at["height"] / 2, steps=2
                     )
                     opened.page.mouse.up()
                     opened.page.wait_for_timeout(150)
