@@ -41,7 +41,7 @@ def printed(browser: Browser, name: str) -> PdfReader:
     page.wait_for_timeout(800)  # what was closed fades in
     data = page.pdf(
         format="A4",
-        scale=0.8,
+        scale=0.72,
         margin={"top": "14mm", "bottom": "16mm", "left": "14mm", "right": "14mm"},
         print_background=True,
         display_header_footer=True,
