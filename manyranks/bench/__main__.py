@@ -1,4 +1,9 @@
 from manyranks.bench.cli import main
+from manyranks.bench.site import under_torchrun
+from manyranks.runtime.processes import leave
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    status = main()
+    if under_torchrun():
+        leave(status)
+    raise SystemExit(status)

@@ -27,7 +27,7 @@ import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 
@@ -599,10 +599,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
-def _worker_main(folder: Path) -> int:
+def _worker_main(folder: Path) -> NoReturn:
     import torch.distributed as dist
 
-    from manyranks.runtime.processes import from_environment
+    from manyranks.runtime.processes import from_environment, leave
 
     comm = from_environment(timeout=300)
     found = worker(comm, json.loads((folder / "plan.json").read_text()))
@@ -610,7 +610,7 @@ def _worker_main(folder: Path) -> int:
         (folder / "found.json").write_text(json.dumps(found))
     comm.barrier()
     dist.destroy_process_group()
-    return 0
+    leave(0)
 
 
 if __name__ == "__main__":

@@ -8,16 +8,19 @@ together into a `Run` (`gather`).
 
 from __future__ import annotations
 
+import atexit
 import logging
 import os
 import shutil
+import sys
 import tempfile
 import threading
+import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from manyranks.runtime import backend, carry, rank_process
 from manyranks.runtime.arguments import check_inputs, check_program
@@ -127,12 +130,24 @@ def from_environment(timeout: float = 600.0) -> Comm:
 
     from manyranks.runtime.torch_comm import TorchComm
 
+    atexit.register(time.sleep, 0.1)  # see `leave`; for scripts that end as scripts do
     rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     gpus, local = torch.cuda.device_count(), int(os.environ.get("LOCAL_WORLD_SIZE", size))
     carrier = "nccl" if gpus >= local else "gloo"
     timeout = check_number("timeout", timeout, positive=True)
     world = backend.connect(rank, size, "cuda" if gpus else "cpu", carrier, gpus, timeout)
     return TorchComm(world, tuple(range(size)), 0, world.main, 0)
+
+
+def leave(status: int) -> NoReturn:
+    """End this process, one that torchrun started, at once and with `status`.
+
+    When Python ends by itself, a thread of gloo's may still be dropping the tensors of its last collective; it then asks
+    for an interpreter that is gone, and the process aborts although all its work is done.
+    """
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status)
 
 
 def _pickled(program: Any, inputs: Any, shared: dict[str, Any]) -> tuple[bytes, list[bytes] | None]:
