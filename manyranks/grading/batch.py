@@ -275,6 +275,10 @@ class Batch:
                 f"The tests took longer than {self.lab.limits.submission_seconds:g} s together."
             )
         result.outcomes = self._outcomes(self.plan, events, ended)
+        said = {o.message for o in result.outcomes}
+        if len(result.outcomes) > 1 and len(said) == 1 and not any(o.passed for o in result.outcomes) and not ended:
+            first = said.pop().splitlines()[0][:200]
+            result.notes.append(f"All tests failed, with one message: {first}")
         result.peak = max((e["peak"] for e in events if e["event"] == "finished"), default=0)
         result.seconds = round(time.monotonic() - began, 2)
         return result

@@ -9,10 +9,10 @@ from __future__ import annotations
 import csv
 import io
 import re
-import unicodedata
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from manyranks.grading.collect import letters, spellings
 from manyranks.grading.marks import Mark, tidy
 
 __all__ = ["CanvasError", "Filled", "fill"]
@@ -60,16 +60,6 @@ class Filled:
         return lines
 
 
-def letters(name: str) -> str:
-    """A name as Canvas writes it into file names: lower case, letters and digits only.
-
-    >>> letters("Doë-Smith, Jane")
-    'doesmithjane'
-    """
-    plain = unicodedata.normalize("NFKD", name).casefold()
-    return "".join(c for c in plain if c.isalnum())
-
-
 def fill(export: str, marks: Sequence[Mark], assignment: str, points: float) -> Filled:
     """`export`, the text of a gradebook exported from Canvas, with the marks in the column of `assignment`.
 
@@ -108,14 +98,14 @@ def fill(export: str, marks: Sequence[Mark], assignment: str, points: float) -> 
         for key, title in (("sis", "SIS User ID"), ("login", "SIS Login ID")):
             if title in head and row[head.index(title)].strip():
                 by[key].setdefault(row[head.index(title)].strip().casefold(), []).append(i)
-        last, _, first = row[student].partition(",")
-        for name in {letters(last + first), letters(first + last)}:
+        for name in spellings(row[student]):
             by["name"].setdefault(name, []).append(i)
     if possible is None:
         possible = points
     filled = Filled("", head[column], scale=possible / points if points else 1.0)
     taken: dict[int, str] = {}
-    for mark in marks:
+    # Who is missing comes last: a roster may call somebody otherwise than the download, and a zero must not win.
+    for mark in sorted(marks, key=lambda m: m.result.kind == "missing"):
         result = mark.result
         who = result.student
         candidates: list[int] = []

@@ -14,6 +14,7 @@ import os
 import re
 import stat
 import tokenize
+import unicodedata
 import zipfile
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
@@ -127,8 +128,10 @@ def collect(
             entries[rest] = _Entry(rest, path)
     for key, submission in found.items():
         _sort_out(submission, raw[key], allow_helpers)
+    here = {n for s in found.values() for n in (s.student, s.id)}
+    spelled = {letters(s.student) for s in found.values()}
     for name in roster or []:
-        if not any(name in (s.student, s.id) for s in found.values()):
+        if name not in here and not spellings(name) & spelled:
             missing = Submission(name)
             missing.refuse("missing", "Nothing was handed in.")
             found[(name, "")] = missing
@@ -147,6 +150,28 @@ def read_one(folder: str | Path, student: str, allow_helpers: bool = False) -> S
     submission = Submission(student)
     _sort_out(submission, {e.name: e for e in _walk(Path(folder), submission)}, allow_helpers)
     return submission
+
+
+def letters(name: str) -> str:
+    """A name as Canvas writes it into file names: lower case, letters and digits only.
+
+    >>> letters("Doë-Smith, Jane")
+    'doesmithjane'
+    """
+    plain = unicodedata.normalize("NFKD", name).casefold()
+    return "".join(c for c in plain if c.isalnum())
+
+
+def spellings(name: str) -> set[str]:
+    """The `letters` of a name as it stands, and with the family name at the other end.
+
+    >>> sorted(spellings("Jane Doe")), sorted(spellings("Doe, Jane"))
+    (['doejane', 'janedoe'], ['doejane', 'janedoe'])
+    """
+    last, comma, first = name.partition(",")
+    if not comma:
+        first, _, last = name.strip().rpartition(" ")
+    return {letters(first + last), letters(last + first)}
 
 
 @dataclass

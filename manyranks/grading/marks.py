@@ -80,7 +80,7 @@ def marks_csv(marks: Sequence[Mark]) -> str:
     writer = csv.writer(out, lineterminator="\n")
     writer.writerow(COLUMNS)
     for m in sorted(marks, key=lambda m: (m.result.student.casefold(), m.result.student, m.result.id)):
-        failed = [o.short for o in m.result.outcomes if not o.passed]
+        failed = [o.short for o in m.result.outcomes if not o.passed and m.result.kind == "ok"]
         writer.writerow(
             [
                 safe_cell(m.result.student),

@@ -118,3 +118,10 @@ def test_a_roster_by_name_or_number(tmp_path):
     write(tmp_path, **{"doe_12_1_lab.py": "a = 1"})
     found = collect.collect(tmp_path, roster=["12", "roe"])
     assert [(s.student, s.kind) for s in found] == [("doe", "ok"), ("roe", "missing")]
+
+
+@pytest.mark.parametrize("name", ["Jane Doë", "Doë, Jane", "doejane", "DOE JANE"])
+def test_a_roster_may_write_a_name_as_people_do(tmp_path, name):
+    write(tmp_path, **{"doejane_12_1_lab.py": "a = 1"})
+    found = collect.collect(tmp_path, roster=[name, "Jane Roe"])
+    assert [(s.student, s.kind) for s in found] == [("doejane", "ok"), ("Jane Roe", "missing")]

@@ -146,6 +146,16 @@ def test_canvas_by_number_login_and_name():
     assert any("multiplied by 0.5" in line for line in filled.report())
 
 
+def test_canvas_a_name_of_the_roster_takes_nobodys_mark():
+    """The roster calls Doe, Jane missing, the download calls her doejane: what she handed in counts."""
+    some = marks(
+        result("Doe, Jane", kind="missing", problem="Nothing was handed in."), result("doejane", id="4711")
+    )
+    filled = canvas.fill(EXPORT, some, "A little lab", 100)
+    rows = list(csv.reader(io.StringIO(filled.text.removeprefix("\ufeff"))))
+    assert [r[6] for r in rows if r[1] == "4711"] == ["50"] and filled.unmatched_submissions == []
+
+
 def test_canvas_points_possible_is_filled_in_where_it_is_blank():
     export = EXPORT.replace("10,50,(read only)", "10,,(read only)")
     filled = canvas.fill(export, marks(result("x", id="4712")), "901", 100)
