@@ -345,22 +345,21 @@ def test_forward_equals_dense():
 
 
 def check_rows(run, parts, node, passes, numbers, what):
-    """Bytes between any two ranks: rows of x as many as two hops need, and a few numbers for each choice."""
-    h = parts[0]["x"].shape[1]
-    rows = dispatch_rows([part["ranks"] for part in parts], node)
-    choices = dispatch_rows(
-        [part["ranks"].reshape(-1, 1) for part in parts], node
-    )  # as if each were a token of its own
-    rows, choices = passes * (rows + rows.T), choices + choices.T
+    """Bytes between any two ranks: rows of x as many as two hops need, and with each token a few numbers for its k choices."""
+    h, k = parts[0]["x"].shape[1], parts[0]["chosen"].shape[1]
+    tokens = dispatch_rows([part["ranks"] for part in parts], node)
+    tokens = tokens + tokens.T  # out and home
+    rows = passes * tokens
     found, there = run.traffic.matrix(), np.arange(len(parts)) // node
     for a, b in itertools.permutations(range(len(parts)), 2):
         link = "inside a node" if there[a] == there[b] else "between nodes"
         least = 8 * h * int(rows[a, b])
-        most = least + 8 * numbers * int(choices[a, b]) + 64
+        most = least + 8 * numbers * k * int(tokens[a, b]) + 64
         assert least <= found[a, b] <= most, (
-            f"{what}: rank {a} sends rank {b} ({link}) {found[a, b]} bytes. {rows[a, b]} rows of {h} numbers, there and back, "
-            f"are {least}, and with {numbers} numbers for each choice and 64 bytes more {most}. A token goes to each node once, to the rank with "
-            "the same place in it, and from there to each rank once; sums come home the same way"
+            f"{what}: rank {a} sends rank {b} ({link}) {found[a, b]} bytes. {rows[a, b]} rows of {h} numbers, "
+            f"those that go out and those that go home, are {least}; with {numbers} numbers for each of a token's {k} choices, and 64 bytes, "
+            f"{most} are allowed. A token goes to each node once, to the rank with the same place in it, and from there to each rank "
+            "once; sums come home the same way"
         )
 
 
@@ -368,7 +367,7 @@ def check_rows(run, parts, node, passes, numbers, what):
 def test_forward_sends_each_token_once():
     """To a node, and inside it to a rank, however many of its experts are there; and one row comes back."""
     for sizes in (*WORLDS, (8, 4, 6, 2, 4), (4, 1, 4, 3, 3)):
-        run, _, _, _, parts = layer(sizes, 8, tokens=9, h=64, f=2)
+        run, _, _, _, parts = layer(sizes, 8, tokens=9, h=256, f=2)
         check_rows(run, parts, sizes[1], 1, 4, of(sizes))
 
 
@@ -433,19 +432,20 @@ def test_backward_sends_no_more():
         (8, 4, 16, 2, 4),
         (4, 1, 8, 2, 3),
     ):
-        run, _, _, _, parts = layer(sizes, 12, backward=True, tokens=9, h=64, f=2)  # each expert once
+        run, _, _, _, parts = layer(sizes, 12, backward=True, tokens=9, h=256, f=2)  # each expert once
         check_rows(run, parts, sizes[1], 2, 6, f"{of(sizes)}, forward and backward")
 
 
 # --------------------------------------------------------------------- capacity and bias
 
 
-def drops(ranks, experts, k, salt, most=12, levels=None):
+def drops(ranks, experts, k, salt, most=12, levels=None, drop=0.0):
     """Each rank's choices and weights; with `levels` weights are few different numbers, so that there are ties."""
     rng, parts = rng_of(salt, ranks, experts), []
     for rank in range(ranks):
         t = 0 if rank == 1 else int(rng.integers(1, most))
         chosen = np.array([rng.permutation(experts)[:k] for _ in range(t)], dtype=np.int64).reshape(t, k)
+        chosen[rng.random((t, k)) < drop] = -1
         weight = rng.random((t, k)) if levels is None else rng.integers(1, levels + 1, (t, k)) / levels
         parts.append((chosen, weight))
     return parts
@@ -474,12 +474,13 @@ def test_keep_heaviest():
     for ranks, experts, k, capacity, levels in (
         (1, 4, 2, 3, None), (4, 4, 2, 5, None), (3, 5, 3, 4, 2), (5, 3, 1, 2, 1), (4, 6, 2, 0, None), (2, 2, 2, 100, None),
     ):  # fmt: skip
-        parts = drops(ranks, experts, k, 13, levels=levels)
+        parts = drops(ranks, experts, k, 13, levels=levels, drop=0.15)
         run = simulate(_keep, inputs=parts, experts=experts, capacity=capacity)
         for rank, (found, wanted) in enumerate(zip(run.results, kept(parts, experts, capacity))):
             assert np.shape(found) == wanted.shape and np.array_equal(found, wanted), (
                 f"{ranks} ranks, {experts} experts of capacity {capacity}: rank {rank}, choices {parts[rank][0].tolist()} with "
-                f"weights {parts[rank][1].round(2).tolist()}: kept {wanted.tolist()}, got {np.asarray(found).tolist()}"
+                f"weights {parts[rank][1].round(2).tolist()}: kept {wanted.tolist()}, got {np.asarray(found).tolist()}. The heaviest of "
+                "all ranks; a choice of -1 is of no expert, and is not kept"
             )
 
 

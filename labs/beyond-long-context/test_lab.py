@@ -92,8 +92,8 @@ CASES = [
     ([12], [0, 3, 6, 9, 12], None, 2, 2, 3),
     ([17], [0, 5, 9, 13, 17], 4, 4, 2, 3),
     ([17], [0, 5, 9, 13, 17], 11, 6, 2, 2),
-    ([5, 1, 9, 2], [0, 7, 8, 8, 17], 6, 4, 1, 3),
-    ([1, 14, 5], [0, 0, 6, 6, 9, 20], None, 6, 3, 2),
+    ([5, 1, 9, 2], [0, 7, 8, 9, 17], 6, 4, 1, 3),
+    ([1, 14, 5], [0, 2, 6, 7, 9, 20], None, 6, 3, 2),
     ([10], [0, 10], 3, 2, 1, 4),
     ([4, 4, 3], [0, 4, 8, 11], None, 3, 1, 2),
     ([9], [0, 3, 6, 9], 1, 2, 1, 2),
@@ -101,10 +101,22 @@ CASES = [
 ]
 
 
-def random_case(rng):
+#: the same, with ranks that have no tokens: first, last, between, several in a row
+WITH_EMPTY = [
+    ([5, 1, 9, 2], [0, 7, 8, 8, 17], 6, 4, 1, 3),
+    ([1, 14, 5], [0, 0, 6, 6, 9, 20], None, 6, 3, 2),
+    ([11], [0, 4, 4, 4, 9, 11], 7, 2, 1, 2),
+    ([6, 7], [0, 0, 8, 13, 13], None, 2, 2, 2),
+]
+
+
+def random_case(rng, empty=False):
     documents = [int(n) for n in rng.integers(1, 15, rng.integers(1, 5))]
     tokens, ranks = sum(documents), int(rng.integers(2, 6))
-    bounds = [0, *sorted(int(n) for n in rng.integers(0, tokens + 1, ranks - 1)), tokens]
+    inner = rng.integers(0, tokens + 1, ranks - 1)
+    if not empty:
+        inner = rng.permutation(np.arange(1, tokens))[: ranks - 1]
+    bounds = [0, *sorted(int(n) for n in inner), tokens]
     kv_heads, group = (int(n) for n in rng.integers(1, 4, 2))
     window = None if rng.random() < 0.3 else int(rng.integers(1, 16))
     return documents, bounds, window, kv_heads * group, kv_heads, 2
@@ -113,6 +125,11 @@ def random_case(rng):
 def cases(salt, more=3):
     rng = rng_of(salt)
     return CASES + [random_case(rng) for _ in range(more)]
+
+
+def cases_with_empty(salt, more=3):
+    rng = rng_of(salt)
+    return WITH_EMPTY + [random_case(rng, empty=True) for _ in range(more)]
 
 
 def named(documents, bounds, window, heads=None, kv_heads=None, d=None):
@@ -181,11 +198,9 @@ def compare(results, name, whole, bounds, what, why, tolerance=1e-9):
         assert off <= tolerance, f"{what}: {name} of rank {rank} is off by {off:.1e}. {why}"
 
 
-def check_traffic(run, case, directions):
-    """Messages between neighbours, one for a block, with the rows that are read and no others."""
-    documents, bounds, window, heads, kv_heads, d = case
-    what, needs, following = named(*case), reads(bounds, documents, window), after(bounds)
-    links = set(following.items())
+def check_links(run, case, directions):
+    """Messages between neighbours that have tokens, and between nobody else."""
+    what, links = named(*case), set(after(case[1]).items())
     if directions == 2:
         links |= {(b, a) for a, b in links}
     for message in run.traffic:
@@ -193,6 +208,13 @@ def check_traffic(run, case, directions):
             f"{what}: rank {message.source} sends to rank {message.destination}. The ring consists of the ranks that have "
             f"tokens, and it links {sorted(links)}"
         )
+
+
+def check_traffic(run, case, directions):
+    """Messages between neighbours, one for a block, with the rows that are read and no others."""
+    documents, bounds, window, heads, kv_heads, d = case
+    what, needs = named(*case), reads(bounds, documents, window)
+    check_links(run, case, directions)
     wanted = 2 * 8 * kv_heads * d * sent_rows(bounds, documents, window, directions == 2)
     found = run.traffic.matrix()
     assert found.tolist() == wanted.tolist(), (
@@ -282,7 +304,7 @@ def test_split_within_memory():
 @pytest.mark.points(8)
 def test_needed_rows():
     """Rows by source, back along the ring; nothing of other documents, of what the window has left, or of empty shards."""
-    for case in cases(3, more=12):
+    for case in cases(3) + cases_with_empty(17, more=12):
         documents, bounds, window, *_ = case
         found = [
             [tuple(int(n) for n in row) for row in mine]
@@ -299,27 +321,31 @@ def test_needed_rows():
 # --------------------------------------------------------------------- forward
 
 
-@pytest.mark.points(14)
+def check_forward(run, wanted, case):
+    out, lse = wanted
+    compare(
+        run.results, "out", out, case[1], named(*case),
+        "Positions are those of the whole sequence, query head i reads key-value head i // (heads / kv_heads), and what "
+        "was summed under an old maximum has to be scaled to the new one",
+    )  # fmt: skip
+    compare(
+        run.results,
+        "lse",
+        lse,
+        case[1],
+        named(*case),
+        "It is log of the sum of exp(score) over all keys read",
+    )
+
+
+@pytest.mark.points(13)
 def test_forward_equals_dense():
-    """Output and log-sum-exp of every query, with shards of any length and one rank to five."""
+    """Output and log-sum-exp of every query, with shards of different lengths and one rank to five."""
     for case in cases(4):
-        run, (out, lse) = forward(case, 4)
-        compare(
-            run.results, "out", out, case[1], named(*case),
-            "Positions are those of the whole sequence, query head i reads key-value head i // (heads / kv_heads), and what "
-            "was summed under an old maximum has to be scaled to the new one",
-        )  # fmt: skip
-        compare(
-            run.results,
-            "lse",
-            lse,
-            case[1],
-            named(*case),
-            "It is log of the sum of exp(score) over all keys read",
-        )
+        check_forward(*forward(case, 4), case)
 
 
-@pytest.mark.points(5)
+@pytest.mark.points(4)
 def test_forward_with_large_scores():
     """Scores in the tens of thousands, of either sign, neither overflow nor vanish."""
     for case in (CASES[0], CASES[2], CASES[4], CASES[8]):
@@ -334,12 +360,21 @@ def test_forward_with_large_scores():
         compare(run.results, "lse", lse, case[1], what, "Add the maximum again", 1e-6)
 
 
-@pytest.mark.points(10)
+@pytest.mark.points(9)
 def test_forward_moves_only_what_is_read():
     """One message for a block that a rank reads of another, between neighbours, with no row that isn't read."""
     for case in cases(6):
         run, _ = forward(case, 6)
         check_traffic(run, case, 1)
+
+
+@pytest.mark.points(4)
+def test_forward_with_empty_shards():
+    """Ranks without tokens return empty arrays and are left out of the ring; the others have the right values."""
+    for case in cases_with_empty(18):
+        run, wanted = forward(case, 18)
+        check_forward(run, wanted, case)
+        check_links(run, case, 1)
 
 
 def _overlapped(comm, blocks, sizes, following, previous):
@@ -353,7 +388,7 @@ def _overlapped(comm, blocks, sizes, following, previous):
                 work.wait()
 
 
-@pytest.mark.points(9)
+@pytest.mark.points(8)
 def test_forward_overlaps():
     """Declared work is that of the pairs that are read; a block is passed on before the work on it."""
     for case in (
@@ -392,30 +427,36 @@ def test_forward_overlaps():
 # --------------------------------------------------------------------- backward
 
 
+def check_dq(run, wanted, case):
+    compare(
+        run.results, "dq", wanted["dq"], case[1], named(*case),
+        "ds = p * (dp - sum of dout * out), and a query adds up over all blocks",
+    )  # fmt: skip
+
+
+def check_dk_and_dv(run, wanted, case):
+    for name in ("dv", "dk"):
+        compare(
+            run.results, name, wanted[name], case[1], named(*case),
+            "Every query of every rank that read a row has a share, and so has every query head of its group",
+        )  # fmt: skip
+
+
 @pytest.mark.points(7)
 def test_gradient_of_the_queries():
     """dq, from the output and log-sum-exp that the forward program left."""
     for case in cases(9):
-        run, wanted = backward(case, 9)
-        compare(
-            run.results, "dq", wanted["dq"], case[1], named(*case),
-            "ds = p * (dp - sum of dout * out), and a query adds up over all blocks",
-        )  # fmt: skip
+        check_dq(*backward(case, 9), case)
 
 
-@pytest.mark.points(11)
+@pytest.mark.points(10)
 def test_gradients_of_keys_and_values():
     """dk and dv are complete at home, with the shares of all ranks that read them and of all heads of a group."""
     for case in cases(10):
-        run, wanted = backward(case, 10)
-        for name in ("dv", "dk"):
-            compare(
-                run.results, name, wanted[name], case[1], named(*case),
-                "Every query of every rank that read a row has a share, and so has every query head of its group",
-            )  # fmt: skip
+        check_dk_and_dv(*backward(case, 10), case)
 
 
-@pytest.mark.points(8)
+@pytest.mark.points(7)
 def test_backward_comes_home_along_the_ring():
     """Keys and values out, their gradients back between neighbours: as many messages and bytes again, and no more."""
     for case in cases(11):
@@ -423,10 +464,20 @@ def test_backward_comes_home_along_the_ring():
         check_traffic(run, case, 2)
 
 
+@pytest.mark.points(3)
+def test_backward_with_empty_shards():
+    """Gradients, where ranks without tokens are left out of the ring."""
+    for case in cases_with_empty(19):
+        run, wanted = backward(case, 19)
+        check_dq(run, wanted, case)
+        check_dk_and_dv(run, wanted, case)
+        check_links(run, case, 2)
+
+
 # --------------------------------------------------------------------- plans
 
 
-@pytest.mark.points(6)
+@pytest.mark.points(5)
 def test_ring_bytes():
     """The prediction, forward and backward: two jobs worked by hand, and random ones."""
     for sizes, wanted, why in (
@@ -452,7 +503,7 @@ def test_ring_bytes():
         found = [int(n) for n in lab.ring_bytes(**sizes)]
         assert found == wanted, f"{sizes}: {wanted}, because {why}; got {found}"
     rng = rng_of(12)
-    for case in cases(12, more=8):
+    for case in cases(12) + cases_with_empty(20, more=5):
         documents, bounds, window, *_ = case
         kv_heads, d, itemsize = (int(n) for n in rng.integers(1, 9, 3))
         for back in (False, True):
@@ -508,7 +559,8 @@ def test_smallest_hidden_shard():
         window, kv_heads, group, d = (int(n) for n in (rng.integers(2, 40), *rng.integers(1, 5, 3)))
         job = dict(
             window=window, heads=kv_heads * group, kv_heads=kv_heads, head_size=d, flops=float(4 * kv_heads * group * d),
-            bandwidth=float(2 * kv_heads * d * 2 / rng.uniform(0.3, 12)), latency=float(rng.uniform(0, 30)), itemsize=2,
+            bandwidth=float(2 * kv_heads * d * 2 / rng.uniform(0.3, 12)), latency=float(rng.uniform(0, 30)),
+            itemsize=int(rng.choice([1, 2, 4, 8])),
         )  # fmt: skip
         options = (job["flops"], job["bandwidth"], job["latency"], job["itemsize"])
         wanted = next(

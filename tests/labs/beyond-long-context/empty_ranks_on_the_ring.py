@@ -1,7 +1,6 @@
 """The next rank is the next number, whether it has tokens or not.
 
-fails: test_forward_moves_only_what_is_read, test_forward_equals_dense, test_forward_with_large_scores,
-  test_gradients_of_keys_and_values, test_gradient_of_the_queries, test_backward_comes_home_along_the_ring, test_ring_bytes
+fails: test_forward_with_empty_shards, test_backward_with_empty_shards, test_ring_bytes
 """
 
 import solution

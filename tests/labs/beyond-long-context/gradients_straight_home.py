@@ -1,6 +1,6 @@
 """Each rank sends its share of a block's gradients to the block's owner, past the ranks between.
 
-fails: test_backward_comes_home_along_the_ring
+fails: test_backward_comes_home_along_the_ring, test_backward_with_empty_shards
 """
 
 import numpy as np

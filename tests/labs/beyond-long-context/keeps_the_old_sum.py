@@ -1,6 +1,6 @@
 """When a larger maximum turns up, output and sum are left as they were.
 
-fails: test_forward_equals_dense, test_forward_with_large_scores
+fails: test_forward_equals_dense, test_forward_with_large_scores, test_forward_with_empty_shards
 """
 
 import numpy as np
