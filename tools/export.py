@@ -47,8 +47,10 @@ MODULES: dict[str, tuple[str, ...]] = {
     "04": ("tensor_parallel",),
     "05": ("pipeline",),
     "06": ("zero",),
-    "07": ("grid", "planner", "search", "iteration"),
+    "07": ("grid", "models", "five_axes", "planner", "search", "iteration"),
     "08": ("overlap", "recomputation", "precision", "frameworks", "resume"),
+    "beyond_1": ("long_context",),
+    "beyond_2": ("mixture_of_experts",),
 }
 ORDER = tuple(module for modules in MODULES.values() for module in modules)
 

@@ -34,6 +34,7 @@ from sphinx.application import Sphinx
 from sphinx.locale import _
 from sphinx.transforms.post_transforms import SphinxPostTransform
 from sphinx.util import logging
+from sphinx.util.index_entries import split_index_msg
 from sphinx.util.math import get_node_equation_number
 
 logger = logging.getLogger(__name__)
@@ -49,6 +50,7 @@ def setup(app: Sphinx) -> dict:
     app.connect("config-inited", configure, priority=100)
     app.connect("env-get-outdated", outdated_pages)
     app.connect("html-page-context", tidy_scripts, priority=900)
+    app.connect("html-collect-pages", remember_index_entries)
     app.connect("build-finished", finish)
     app.add_post_transform(FallbackFrame)
     app.add_post_transform(InlineFigures)
@@ -112,6 +114,21 @@ def _forget_old_runs(app: Sphinx) -> None:
         # Noted now: should this build fail, the next one keeps what was run until then.
         mark.parent.mkdir(parents=True, exist_ok=True)
         mark.write_text(json.dumps({**before, "package": app.manyranks_now["package"]}))
+
+
+def remember_index_entries(app: Sphinx) -> list:
+    """Put the glossary's terms back into the search: Sphinx loses those of pages that it didn't write this time."""
+    known = app.builder.indexer._index_entries
+    for docname, entries in app.env.get_domain("index").entries.items():
+        if docname not in known:
+            known[docname] = sorted(
+                {
+                    (word, target or "", main)
+                    for kind, value, target, main, _ in entries
+                    for word in split_index_msg(kind, value)
+                }
+            )
+    return []
 
 
 def _mark(app: Sphinx) -> Path:

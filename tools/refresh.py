@@ -169,7 +169,7 @@ def find(names: list[str], root: Path = ROOT) -> list[Path]:
     for name in names:
         if Path(name).suffix == ".ipynb" and Path(name).is_file():
             found.append(Path(name).resolve())
-        elif matches := [path for path in chapters if path.stem == name or path.stem.split("_")[0] == name]:
+        elif matches := [path for path in chapters if f"{path.stem}_".startswith(f"{name}_")]:
             found += matches
         else:
             raise RefreshError(f"no notebook named {name}")
