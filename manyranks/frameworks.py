@@ -5,6 +5,8 @@ import json
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from manyranks.five_axes import check_experts
+from manyranks.models import Decoder, as_decoder
 from manyranks.planner import Job, Plan
 from manyranks.runtime import Cluster
 
@@ -160,13 +162,13 @@ KNOBS: tuple[Knob, ...] = tuple(
             ),
             (
                 "parallelism.pipeline_parallel_first_stage_less_layers",
-                "",
-                "0: the embedding doesn't count as a layer",
+                "ends_as_layers",
+                "1: the embedding counts as a layer, 0: it doesn't",
             ),
             (
                 "parallelism.pipeline_parallel_last_stage_less_layers",
-                "",
-                "0: nor does the output",
+                "ends_as_layers",
+                "the same for the output",
             ),
             (
                 "parallelism.pipeline_parallel_microbatch_size",
@@ -182,6 +184,16 @@ KNOBS: tuple[Knob, ...] = tuple(
                 "parallelism.expert_parallel_degree",
                 "ep",
                 "ranks that share the experts",
+            ),
+            (
+                "parallelism.context_parallel_rotate_method",
+                "cp",
+                "allgather: keys and values are gathered, not passed around",
+            ),
+            (
+                "parallelism.expert_tensor_parallel_degree",
+                "tp",
+                "tensor parallel ranks inside an expert: t, or 1",
             ),
             (
                 "training.local_batch_size",
@@ -307,11 +319,68 @@ KNOBS: tuple[Knob, ...] = tuple(
         "megatron": [
             ("--num-layers", "model", "l"),
             ("--hidden-size", "model", "h"),
-            ("--ffn-hidden-size", "model", "4h"),
+            ("--ffn-hidden-size", "model", "the MLP's width, 4h for a GPT"),
             ("--num-attention-heads", "model", "a"),
+            (
+                "--group-query-attention",
+                "model",
+                "query heads share heads for keys and values",
+            ),
+            ("--num-query-groups", "model", "heads for keys and values"),
+            ("--kv-channels", "model", "entries of a head"),
+            ("--swiglu", "model", "a gated MLP"),
+            ("--disable-bias-linear", "model", "products have no biases"),
+            ("--normalization", "model", "RMSNorm, which has no biases"),
+            (
+                "--untie-embeddings-and-output-weights",
+                "model",
+                "the output has a matrix of its own",
+            ),
+            ("--multi-latent-attention", "model", "DeepSeek's compressed attention"),
+            ("--q-lora-rank", "model", "what queries are compressed to"),
+            ("--kv-lora-rank", "model", "what keys and values are compressed to"),
+            ("--qk-head-dim", "model", "entries of a query without position"),
+            ("--qk-pos-emb-head-dim", "model", "those that carry the position"),
+            ("--v-head-dim", "model", "entries of a value"),
+            ("--qk-layernorm", "model", "norms of the compressed queries and keys"),
+            ("--num-experts", "model", "experts of a layer, E"),
+            ("--moe-router-topk", "model", "experts that a token goes to, k"),
+            ("--moe-ffn-hidden-size", "model", "width of an expert"),
+            (
+                "--moe-shared-expert-intermediate-size",
+                "model",
+                "width of all shared experts together",
+            ),
+            ("--moe-layer-freq", "model", "which layers have experts, one digit each"),
+            (
+                "--moe-router-enable-expert-bias",
+                "model",
+                "a bias for each expert, which only chooses",
+            ),
+            (
+                "--moe-router-score-function",
+                "model",
+                "sigmoid, which the bias needs; softmax otherwise",
+            ),
+            (
+                "--moe-token-dispatcher-type",
+                "ep",
+                "alltoall: tokens travel to their experts and back",
+            ),
+            (
+                "--moe-grouped-gemm",
+                "ep",
+                "one product for all experts of a rank",
+            ),
+            ("--expert-model-parallel-size", "ep", "ranks that share the experts"),
+            (
+                "--expert-tensor-parallel-size",
+                "tp",
+                "tensor parallel ranks inside an expert",
+            ),
             ("--seq-length", "sequence", "s"),
             ("--max-position-embeddings", "model", "learned positions, at least s"),
-            ("--position-embedding-type", "model", "learned_absolute, or none"),
+            ("--position-embedding-type", "model", "learned_absolute, rope, or none"),
             (
                 "--tokenizer-type",
                 "",
@@ -335,7 +404,22 @@ KNOBS: tuple[Knob, ...] = tuple(
                 "overlap",
                 "the interleaved schedule's sends are not hidden",
             ),
+            (
+                "--account-for-embedding-in-pipeline-split",
+                "ends_as_layers",
+                "the embedding counts as a layer",
+            ),
+            (
+                "--account-for-loss-in-pipeline-split",
+                "ends_as_layers",
+                "and so does the output",
+            ),
             ("--context-parallel-size", "cp", "ranks that share a sequence"),
+            (
+                "--cp-comm-type",
+                "cp",
+                "allgather: keys and values are gathered, not passed around",
+            ),
             ("--micro-batch-size", "micro_batch", "b"),
             (
                 "--global-batch-size",
@@ -423,8 +507,20 @@ def _check(plan: Plan, job: Job) -> None:
     if plan.batch != job.batch:
         raise ValueError(f"plan must make the job's batch of {job.batch} sequences, got {plan.batch}")
     chunks = plan.pp * plan.virtual_stages
-    if job.model.layers % chunks:
-        raise ValueError(f"plan must divide {job.model.layers} layers by pp x virtual_stages, {chunks}")
+    layers = job.model.layers + 2 * plan.ends_as_layers
+    if layers % chunks:
+        ends = " and two ends" if plan.ends_as_layers else ""
+        raise ValueError(f"plan must divide {job.model.layers} layers{ends} by pp x virtual_stages, {chunks}")
+    experts = as_decoder(job.model).experts
+    if plan.ep > 1 and experts:
+        check_experts(plan.dp, plan.cp, plan.ep)
+        if experts % plan.ep:
+            raise ValueError(f"plan must divide the {experts} experts by ep, {plan.ep}")
+
+
+def _no_experts(plan: Plan, job: Job) -> None:
+    if plan.ep > 1 and not as_decoder(job.model).experts:
+        raise Unsupported(f"ep {plan.ep}: the job's model has no experts")
 
 
 def launch_command(plan: Plan, cluster: Cluster, *words: str) -> str:
@@ -497,6 +593,16 @@ def omissions(framework: str, plan: Plan, job: Job) -> list[str]:
                 "deepspeed.checkpointing.checkpoint"
             )
     if framework == "megatron":
+        if plan.pp > 1 and (plan.cp > 1 or plan.ep > 1):  # tp-pp-dp mapping takes neither
+            said.append(
+                "pp: its ranks count tp, cp, ep, dp, pp, so that stages are farthest apart; the "
+                "planner's layout has pp inside of the data ranks that share no experts"
+            )
+        if as_decoder(job.model).node_limit:
+            said.append(
+                "model: its limit of nodes for a token needs --moe-router-num-groups, the "
+                "nodes of an expert group, and --moe-router-group-topk"
+            )
         if job.attention == "stored":
             said.append("attention: the attention kernel is the installation's choice")
         if "tensor" in job.overlap and plan.tp > 1:
@@ -513,7 +619,8 @@ def torchtitan_toml(plan: Plan, job: Job, precision: str | None = None) -> str:
         plan, job: what is to be written.
         precision: "bf16" or "fp32"; None takes the job's convention.
 
-    Raises: Unsupported for ZeRO-1 and fp16, which it doesn't have.
+    Raises: Unsupported for ZeRO-1 and fp16, which it doesn't have, and for experts on
+    ranks that hold whole copies.
 
     >>> from manyranks.memory import Transformer
     >>> print(torchtitan_toml(Plan(dp=2), Job(Transformer(2, 64, 2, 64), 8, 2)).splitlines()[3])
@@ -523,6 +630,11 @@ def torchtitan_toml(plan: Plan, job: Job, precision: str | None = None) -> str:
     kind = _precision(job, precision)
     if plan.zero_stage == 1:
         raise Unsupported("zero_stage 1: torchtitan shards nothing (0) or weights too (2, 3)")
+    _no_experts(plan, job)
+    if plan.ep > 1 and plan.zero_stage == 0 and plan.cp % plan.ep:
+        raise Unsupported(
+            f"ep {plan.ep} with zero_stage 0: torchtitan shares experts among the ranks that shard weights"
+        )
     if kind == "fp16":
         raise Unsupported("precision fp16: torchtitan offers bfloat16 and float32, and no loss scaling")
     sharded = plan.zero_stage > 0
@@ -535,15 +647,20 @@ def torchtitan_toml(plan: Plan, job: Job, precision: str | None = None) -> str:
         "context_parallel_degree": plan.cp,
         "expert_parallel_degree": plan.ep,
     }
+    if plan.cp > 1:
+        parallel["context_parallel_rotate_method"] = "allgather"
+    if plan.ep > 1:  # each expert is split as the other products are
+        parallel["expert_tensor_parallel_degree"] = plan.tp
     if sharded:
         parallel["fsdp_reshard_after_forward"] = "always" if plan.zero_stage == 3 else "never"
     if piped:
         names = {"gpipe": "GPipe", "1f1b": "1F1B", "interleaved": "Interleaved1F1B"}
         parallel |= {
             "pipeline_parallel_schedule": names[plan.schedule],
-            "pipeline_parallel_layers_per_stage": m.layers // (plan.pp * plan.virtual_stages),
-            "pipeline_parallel_first_stage_less_layers": 0,
-            "pipeline_parallel_last_stage_less_layers": 0,
+            "pipeline_parallel_layers_per_stage": (m.layers + 2 * plan.ends_as_layers)
+            // (plan.pp * plan.virtual_stages),
+            "pipeline_parallel_first_stage_less_layers": int(plan.ends_as_layers),
+            "pipeline_parallel_last_stage_less_layers": int(plan.ends_as_layers),
             "pipeline_parallel_microbatch_size": plan.micro_batch,
         }
     training: dict[str, Any] = {
@@ -562,7 +679,10 @@ def torchtitan_toml(plan: Plan, job: Job, precision: str | None = None) -> str:
         "parallelism": parallel,
         "training": training,
         "activation_checkpoint": recompute,
-        "model": {"name": "llama3", "flavor": "debugmodel"},
+        "model": {
+            "name": "deepseek_v3" if as_decoder(m).experts else "llama3",
+            "flavor": "debugmodel",
+        },
     }
     lines = [
         f"# {plan}",
@@ -607,6 +727,8 @@ def deepspeed_json(plan: Plan, job: Job, precision: str | None = None) -> str:
     for name in ("cp", "ep"):
         if getattr(plan, name) > 1:
             raise Unsupported(f"{name} {getattr(plan, name)}: our writer doesn't set it for DeepSpeed")
+    if plan.ends_as_layers:
+        raise Unsupported("ends_as_layers: the model's PipelineModule decides how stages are cut")
     if job.convention == "bf16":
         raise Unsupported("convention bf16: DeepSpeed's bf16 keeps an fp32 master copy")
     zero: dict[str, Any] = {"stage": plan.zero_stage}
@@ -673,19 +795,19 @@ def megatron_arguments(plan: Plan, job: Job, precision: str | None = None) -> li
     kind = _precision(job, precision)
     if plan.pp > 1 and plan.schedule == "gpipe":
         raise Unsupported("schedule gpipe: Megatron-LM runs 1F1B, or the interleaved schedule")
-    if plan.ep > 1:
-        raise Unsupported(f"ep {plan.ep}: the job's model has no experts")
+    _no_experts(plan, job)
     if job.convention == "bf16":
         raise Unsupported("convention bf16: Megatron-LM's bf16 keeps an fp32 master copy")
-    m = job.model
+    m, d = job.model, as_decoder(job.model)
+    position = "learned_absolute" if m.positions else "none" if d.biases else "rope"
     given: list[tuple[str, Any]] = [
         ("--num-layers", m.layers),
         ("--hidden-size", m.hidden),
-        ("--ffn-hidden-size", 4 * m.hidden),
+        ("--ffn-hidden-size", d.ffn),
         ("--num-attention-heads", m.heads),
         ("--seq-length", job.sequence),
         ("--max-position-embeddings", m.positions or job.sequence),
-        ("--position-embedding-type", "learned_absolute" if m.positions else "none"),
+        ("--position-embedding-type", position),
         ("--tokenizer-type", "NullTokenizer"),
         ("--vocab-size", m.vocabulary),
         ("--attention-dropout", 0.1 if job.dropout else 0.0),
@@ -695,7 +817,11 @@ def megatron_arguments(plan: Plan, job: Job, precision: str | None = None) -> li
         ("--micro-batch-size", plan.micro_batch),
         ("--global-batch-size", plan.batch),
     ]
-    flags: list[str] = []
+    more, flags = _megatron_model(d)
+    given += more
+    if plan.ends_as_layers:
+        flags.append("--account-for-embedding-in-pipeline-split")
+        flags.append("--account-for-loss-in-pipeline-split")
     if plan.sequence_parallel:
         flags.append("--sequence-parallel")
     if plan.virtual_stages > 1:
@@ -704,6 +830,10 @@ def megatron_arguments(plan: Plan, job: Job, precision: str | None = None) -> li
             flags.append("--no-overlap-p2p-communication")
     if plan.cp > 1:
         given.append(("--context-parallel-size", plan.cp))
+        given.append(("--cp-comm-type", "allgather"))
+    if plan.ep > 1:
+        given.append(("--expert-model-parallel-size", plan.ep))
+        given.append(("--expert-tensor-parallel-size", plan.tp))
     if plan.zero_stage:
         flags.append("--use-distributed-optimizer")
     if plan.zero_stage > 1:
@@ -740,6 +870,47 @@ def megatron_arguments(plan: Plan, job: Job, precision: str | None = None) -> li
     if plan.recompute == "full":
         given += [("--recompute-method", "uniform"), ("--recompute-num-layers", 1)]
     return [str(word) for pair in given for word in pair] + flags
+
+
+def _megatron_model(model: Decoder) -> tuple[list[tuple[str, Any]], list[str]]:
+    """What of a model goes beyond a GPT, as arguments and flags."""
+    given: list[tuple[str, Any]] = []
+    flags: list[str] = []
+    if model.kv_heads != model.heads and not model.latent:
+        flags.append("--group-query-attention")
+        given.append(("--num-query-groups", model.kv_heads))
+    if model.head_width * model.heads != model.hidden:
+        given.append(("--kv-channels", model.head_width))
+    flags += ["--swiglu"] * model.gated
+    if not model.biases:
+        flags.append("--disable-bias-linear")
+        given.append(("--normalization", "RMSNorm"))
+    flags += ["--untie-embeddings-and-output-weights"] * (not model.tied)
+    if model.latent:
+        flags += ["--multi-latent-attention", "--qk-layernorm"]
+        given += [
+            ("--q-lora-rank", model.latent.query),
+            ("--kv-lora-rank", model.latent.key_value),
+            ("--qk-head-dim", model.latent.plain),
+            ("--qk-pos-emb-head-dim", model.latent.rotary),
+            ("--v-head-dim", model.latent.value),
+        ]
+    if model.experts:
+        layers = f"[0]*{model.dense_layers}+[1]*{model.expert_layers}"
+        shared = model.shared_experts * model.expert_ffn
+        given += [
+            ("--num-experts", model.experts),
+            ("--moe-router-topk", model.top_k),
+            ("--moe-ffn-hidden-size", model.expert_ffn),
+            *([("--moe-shared-expert-intermediate-size", shared)] if shared else []),
+            *([("--moe-layer-freq", layers)] if model.dense_layers else []),
+            ("--moe-token-dispatcher-type", "alltoall"),
+        ]
+        flags.append("--moe-grouped-gemm")
+        if model.router_bias:  # which only goes with sigmoid scores
+            flags.append("--moe-router-enable-expert-bias")
+            given.append(("--moe-router-score-function", "sigmoid"))
+    return given, flags
 
 
 _SCRIPT = '''"""PLAN_TEXT. Written by manyranks.frameworks; run it with torchrun."""
@@ -881,7 +1052,8 @@ def torchrun_script(plan: Plan, job: Job, precision: str | None = None) -> str:
         precision: one of `PRECISIONS`; None takes the job's convention.
 
     Raises: Unsupported for tensor, pipeline, context and expert parallelism, for fp16
-    with sharded gradients, and for training without a master copy.
+    with sharded gradients, for training without a master copy, and for models other than
+    a GPT.
 
     >>> from manyranks.memory import Transformer
     >>> "fully_shard" in torchrun_script(Plan(dp=2, zero_stage=3), Job(Transformer(2, 64, 2, 64), 8, 2))
@@ -900,6 +1072,8 @@ def torchrun_script(plan: Plan, job: Job, precision: str | None = None) -> str:
     if job.convention == "bf16":
         raise Unsupported("convention bf16: the script keeps an fp32 master copy")
     m = job.model
+    if isinstance(m, Decoder):
+        raise Unsupported("model: the script's model is a GPT; use torchtitan or Megatron-LM")
     holes = {
         "PLAN_TEXT": str(plan).capitalize(),
         "MODEL_NUMBERS": f"{m.layers}, {m.hidden}, {m.heads}, {m.vocabulary}, {m.positions}",

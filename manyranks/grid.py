@@ -705,6 +705,8 @@ def step_shape(
 
     Arrays are of 16 bits. No recomputation.
     """
+    if type(model) is not Transformer:
+        raise TypeError(f"model must be a Transformer, no other kind, got {model!r}")
     stages, ranks = grid.size("pp"), grid.size("tp")
     if model.layers % stages:
         raise ValueError(f"pp must divide the {model.layers} layers, got {stages}")

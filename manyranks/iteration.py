@@ -8,7 +8,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from manyranks.five_axes import (
+    neighbours,
+)
 from manyranks.memory import CONVENTIONS
+from manyranks.models import as_decoder
 from manyranks.pipeline import (
     Forward,
     Instruction,
@@ -29,7 +33,8 @@ from manyranks.planner import (
     collective,
     costs,
     predict,
-    stage_parameters,
+    stage_holdings,
+    stage_kinds,
 )
 from manyranks.runtime import Array, Cluster, Comm, Run, Tier, Work, phantom, simulate
 
@@ -107,7 +112,8 @@ class StageEnd(NamedTuple):
     Attributes:
         data: seconds of the data-parallel collectives that are seen.
         optimizer: seconds.
-        tied: bytes of the embedding's gradient, which first and last stage add up.
+        tied: bytes of the embedding's gradient, which first and last stage add up; 0 if
+            the output has a matrix of its own.
     """
 
     data: float
@@ -131,7 +137,7 @@ def iteration(
     instructions = schedule(stage, stages, micro_batches, **options)
     run_stage(comm, instructions, times[stage], phantom(message_bytes, np.uint8), wait, early)
     end = ends[stage]
-    if stages > 1 and stage in (0, stages - 1):
+    if stages > 1 and stage in (0, stages - 1) and end.tied:
         both = comm.group([0, stages - 1])
         both.all_reduce(phantom(end.tied, np.uint8))
     comm.compute(seconds=end.data, label="data")
@@ -163,6 +169,7 @@ def collective_seconds(
     stride: int,
     cluster: Cluster,
     constants: Constants,
+    near: int | None = None,
 ) -> float:
     """Simulated seconds of a ring collective of a group whose ranks are `stride` apart.
 
@@ -172,6 +179,7 @@ def collective_seconds(
         ranks: of the group.
         stride: distance of neighbours, in ranks of the cluster.
         cluster, constants: links, and what is reached of them.
+        near: how many of the group share a node, where no one stride says it.
 
     If several of the group share a node there are as many rings, each with an equal part
     of the buffer, and each leaves the node through another GPU's port, as NCCL has it.
@@ -179,7 +187,7 @@ def collective_seconds(
     """
     if ranks == 1 or size <= 0:
         return 0.0
-    inside = min(max(cluster.gpus_per_node // stride, 1), ranks)
+    inside = near or min(max(cluster.gpus_per_node // stride, 1), ranks)
     nodes = -(-ranks // inside)
     wires = reached(cluster, constants, nodes, inside)
     rings = inside if nodes > 1 else 1
@@ -245,44 +253,59 @@ def step_of(plan: Plan, job: Job, cluster: Cluster, constants: Constants = CONST
         plan, job, cluster, constants: as `manyranks.planner.predict` takes them.
     """
     prediction = predict(plan, job, cluster, constants)
-    table = as_table([plan])
+    table, model = as_table([plan]), as_decoder(job.model)
     found = costs(table, job, cluster, constants)
     stages, v, tp = plan.pp, plan.virtual_stages, plan.tp
     rule, hide = (
         CONVENTIONS[job.convention],
         constants.data_overlap * ("data" in job.overlap),
     )
-    owned, held = (
-        np.broadcast_to(x, stages).tolist() for x in stage_parameters(table, job, np.arange(stages))
-    )
-    layer, emb, head = ([float(x[0]) for x in pair] for pair in (found.layer, found.embedding, found.head))
+    places = np.arange(stages)
+    near = neighbours(plan.dp, tp, stages, plan.cp, plan.ep, cluster.gpus_per_node)
+    kinds = [np.broadcast_to(n, stages) for n in stage_kinds(table, job, places)]
+    held = sum(kinds).tolist()
+    groups = []  # ranks that hold the same, how many of them in a node, what, for each stage
+    for size, ranks, inside in zip(
+        stage_holdings(table, job, places)[: len(kinds)],
+        (plan.dp * plan.cp, plan.dp * plan.cp // plan.ep),
+        (near.data, near.expert_data),
+    ):
+        groups.append((ranks, int(inside), np.broadcast_to(size, stages).tolist()))
+    emb, head = ([float(x[0]) for x in pair] for pair in (found.embedding, found.head))
 
     @cache
-    def ring(kind: str, size: float) -> float:
-        return collective_seconds(kind, size, plan.dp, tp * stages, cluster, constants)
+    def ring(kind: str, size: float, ranks: int, inside: int) -> float:
+        return collective_seconds(kind, size, ranks, 1, cluster, constants, inside)
+
+    def rings(kind: str, stage: int, width: int, pieces: int = 1) -> float:
+        """Of all that a stage holds, in so many equal pieces."""
+        return sum(
+            pieces * ring(kind, width * size[stage] / pieces, ranks, inside) for ranks, inside, size in groups
+        )
 
     def seen(comm: float, window: float) -> float:  # the planner's rule for what overlaps
         return comm - hide * min(comm, window)
 
     times, ends = [], []
-    size = 2 * plan.micro_batch * job.sequence * job.model.hidden
+    size = 2 * plan.micro_batch * (job.sequence // plan.cp) * job.model.hidden
     split = plan.sequence_parallel or tp == 1  # if not, tensor ranks gather what each received
     joined = 0.0 if split else float(collective("all_gather", size, tp, 1, cluster, constants))
     for stage in range(stages):
         whole = list(prediction.stages[stage])  # gradient accumulation is in there too
-        forward, backward = held[stage] * layer[0], held[stage] * layer[1]
-        gradient, weights = rule.gradients[0] * owned[stage], rule.weight * owned[stage]
-        scatter, gather = ring("reduce_scatter", gradient), ring("all_gather", weights)
+        mine = [n[stage] for n in kinds]
+        forward, backward = (float(found.stage(mine, k)[0]) for k in (0, 1))
+        scatter = rings("reduce_scatter", stage, rule.gradients[0])
+        gather = rings("all_gather", stage, rule.weight)
         if plan.zero_stage == 0:
-            data = seen(ring("all_reduce", gradient), backward)
+            data = seen(rings("all_reduce", stage, rule.gradients[0]), backward)
         elif plan.zero_stage == 1:
             data = seen(scatter, backward) + seen(gather, forward)
         elif plan.zero_stage == 2:
             whole[1] += seen(scatter, backward)
             data = seen(gather, forward)
         else:  # one layer at a time
-            gather = held[stage] * ring("all_gather", weights / held[stage])
-            scatter = held[stage] * ring("reduce_scatter", gradient / held[stage])
+            gather = rings("all_gather", stage, rule.weight, held[stage])
+            scatter = rings("reduce_scatter", stage, rule.gradients[0], held[stage])
             whole[0] += seen(gather, forward)
             whole[1] += seen(gather + scatter, backward)
             data = 0.0
@@ -290,6 +313,11 @@ def step_of(plan: Plan, job: Job, cluster: Cluster, constants: Constants = CONST
         first, last = (stage == 0), (stage == stages - 1)
         piece = [(whole[k] - first * emb[k] - last * head[k]) / v for k in (0, 1)]
         pieces = [list(piece) for _ in range(v)]
+        if plan.ends_as_layers and v > 1 and (first or last):
+            each = (job.model.layers + 2) // (stages * v)  # layers of a piece
+            for c in range(v):
+                layers = each - (first and c == 0) - (last and c == v - 1)
+                pieces[c] = [x * v * layers / held[stage] for x in piece]
         for k in (0, 1):
             pieces[0][k] += first * emb[k]
             pieces[-1][k] += last * head[k]
@@ -297,12 +325,12 @@ def step_of(plan: Plan, job: Job, cluster: Cluster, constants: Constants = CONST
             piece[0] += joined * (stages > 1 and not (first and c == 0))
             piece[1] += joined * (stages > 1 and not (last and c == v - 1))
         times.append([tuple(piece) for piece in pieces])
-        tied = 2 * job.model.vocabulary * job.model.hidden // tp
+        tied = model.tied * (2 * job.model.vocabulary * job.model.hidden // tp)
         ends.append(StageEnd(data, prediction.parts["optimizer"], tied))
 
     hidden = plan.schedule == "gpipe"
     hidden |= plan.schedule == "interleaved" and "pipeline" in job.overlap
-    per_node = max(cluster.gpus_per_node // tp, 1)
+    per_node = max(cluster.gpus_per_node // int(near.stages), 1)
     arguments = {
         "micro_batches": plan.micro_batches,
         "schedule": _PIPELINES[plan.schedule],
@@ -326,7 +354,9 @@ def simulate_plan(plan: Plan, job: Job, cluster: Cluster, constants: Constants =
 
     Tensor-parallel ranks of a stage all do the same at the same time, and so do the
     replicas of a pipeline. One rank stands for all of them, and `Iteration.folded` says
-    so. Traffic is that of this one rank.
+    so. Traffic is that of this one rank. Context-parallel ranks and those of an expert
+    group are folded too, if sequences are cut and experts chosen evenly: what they send
+    is part of a layer's time, by the planner's formulas.
 
     Args:
         plan, job, cluster, constants: as `manyranks.planner.predict` takes them.
@@ -342,7 +372,8 @@ def simulate_plan(plan: Plan, job: Job, cluster: Cluster, constants: Constants =
     """
     step = step_of(plan, job, cluster, constants)
     run = simulate(iteration, ranks=plan.pp, cluster=step.cluster, **step.arguments)
-    folded = f"1 of {plan.tp} tensor and of {plan.dp} data ranks"
+    context = f", of {plan.cp} context" if plan.cp > 1 else ""
+    folded = f"1 of {plan.tp} tensor{context} and of {plan.dp} data ranks"
     run.notes.append(f"folded: each rank stands for {folded}")
     predicted = predict(plan, job, cluster, constants).seconds
     return Iteration(run.seconds, run, folded, predicted)

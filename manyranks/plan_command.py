@@ -3,17 +3,19 @@
     python -m manyranks plan --model 175B --gpus 128 --gpu A100 --batch 1536 --sequence 2048 --explain
     python -m manyranks plan --layers 96 --hidden 12288 --heads 96 --cluster 16x8xA100 --batch 1536 --json plan.json
     python -m manyranks plan --model 13B --gpus 32 --batch 256 --pick 2 --write run/
+    python -m manyranks plan --model llama3-8b --gpus 32 --batch 32 --sequence 131072 --causal --cp 1,2,4,8,16
+    python -m manyranks plan --model mixtral-8x7b --gpus 64 --batch 512 --sequence 4096 --ep 8
 
 It prints a table of the fastest plans, predicted. `--json FILE` ("-" for the terminal) writes them as one object:
 
     format          "manyranks plan", and version, 1
-    job             model (layers, hidden, heads, vocabulary, positions), parameters, sequence, batch, convention,
-                    attention, dropout, overlap
+    job             model (layers, hidden, heads, vocabulary, positions; for a `Decoder` its other fields too),
+                    parameters, sequence, batch, convention, attention, dropout, overlap, causal
     cluster         nodes, gpus_per_node, gpu, memory_bytes, efficiency, intra and inter (name, latency, bandwidth)
     constants       the planner's constants; sources says where each comes from
     considered      how many plans there were; fitting: how many of them fit
     plans           fastest first; each with plan (the fields of `Plan`), seconds (of a step), parts (seconds by what
-                    they are spent on), memory (bytes by part, a list with one entry a pipeline stage), peak_bytes,
+                    they are spent on, "context" and "experts" among them where there are such axes), memory (bytes by part, a list with one entry a pipeline stage), peak_bytes,
                     usable_bytes, mfu, hfu, tokens_per_second. All of these are predictions.
 
 Sizes are in bytes, times in seconds, bandwidths in bytes/s. `read` gives a plan, a job and a cluster back.
@@ -33,8 +35,11 @@ from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from manyranks import planner
 from manyranks.memory import CONVENTIONS, Transformer
+from manyranks.models import MODELS, Decoder
 from manyranks.planner import CONSTANTS, Constants, Job, Plan, Prediction
 from manyranks.runtime import Cluster
 from manyranks.runtime.hardware import GPUS, Tier
@@ -55,6 +60,16 @@ STARTED = {
     "deepspeed": ("your_training_script.py", "--deepspeed", "--deepspeed_config", "{}"),
     "megatron": ("pretrain_gpt.py", "$(cat {})"),
 }
+# what a shape may say beyond a GPT's, and what it means
+SHAPE = {
+    "ffn": "width of the gated MLP",
+    "kv-heads": "heads for keys and values",
+    "experts": "experts of a layer",
+    "top-k": "experts that a token goes to",
+    "expert-ffn": "width of an expert",
+    "shared-experts": "experts that every token goes to",
+    "dense-layers": "layers at the start that have no experts",
+}
 UNITS = {"": 1, "K": 1e3, "M": 1e6, "B": 1e9, "G": 1e9, "T": 1e12}
 
 
@@ -65,6 +80,19 @@ def count(text: str) -> float:
         return float(found[1]) * UNITS[found[2].upper()]
     except (TypeError, ValueError):
         raise argparse.ArgumentTypeError(f"takes a count such as 175B or 7e9, got {text!r}") from None
+
+
+def model(text: str) -> float | str:
+    """175B -> a number; llama3-8b -> that name."""
+    if text.lower() in MODELS:
+        return text.lower()
+    try:
+        return count(text)
+    except argparse.ArgumentTypeError:
+        known = ", ".join(MODELS)
+        raise argparse.ArgumentTypeError(
+            f"takes a count such as 175B or 7e9, or one of {known}, got {text!r}"
+        ) from None
 
 
 def whole(text: str) -> int:
@@ -110,11 +138,18 @@ def parser() -> argparse.ArgumentParser:
         epilog="The JSON is described in manyranks/plan_command.py.",
     )
     job = made.add_argument_group("the job")
-    job.add_argument("--model", type=count, metavar="N", help="parameters, such as 175B: takes a usual shape")
+    job.add_argument(
+        "--model",
+        type=model,
+        metavar="N",
+        help=f"parameters, such as 175B: takes a usual shape; or one of {', '.join(MODELS)}",
+    )
     job.add_argument("--layers", type=whole)
     job.add_argument("--hidden", type=whole)
     job.add_argument("--heads", type=whole)
-    job.add_argument("--vocabulary", type=whole, default=51200)
+    job.add_argument("--vocabulary", type=whole, help="default 51200")
+    for name, what in SHAPE.items():
+        job.add_argument(f"--{name}", type=whole, help=f"{what}; makes it a model like Llama")
     job.add_argument("--sequence", type=whole, default=2048, help="tokens of a sequence (default 2048)")
     job.add_argument("--batch", type=whole, required=True, help="sequences of a step, all GPUs together")
     job.add_argument(
@@ -122,6 +157,9 @@ def parser() -> argparse.ArgumentParser:
     )
     job.add_argument("--attention", choices=("flash", "stored"), default="flash")
     job.add_argument("--dropout", action="store_true")
+    job.add_argument(
+        "--causal", action="store_true", help="attention skips what the mask hides: half of its operations"
+    )
     job.add_argument(
         "--overlap",
         type=words,
@@ -140,9 +178,16 @@ def parser() -> argparse.ArgumentParser:
     only = made.add_argument_group("only such plans (several joined by commas)")
     for name in ("tp", "pp", "micro-batch", "zero-stage", "virtual-stages"):
         only.add_argument(f"--{name}", type=integers)
+    only.add_argument("--cp", type=integers, help="context parallel; 1 if you don't say so")
+    only.add_argument("--ep", type=integers, help="expert parallel; all that fit if you don't say so")
     only.add_argument("--schedule", type=words, help=", ".join(planner.SCHEDULES))
     only.add_argument("--recompute", type=words, help=", ".join(planner.RECOMPUTE))
     only.add_argument("--sequence-parallel", choices=("yes", "no"))
+    only.add_argument(
+        "--ends-as-layers",
+        choices=("yes", "no"),
+        help="embedding and output count as a layer each where stages are cut",
+    )
     only.add_argument(
         "--tensor-across-nodes", action="store_true", help="lift the rule that tp stays in a node"
     )
@@ -171,13 +216,25 @@ def _job(given: argparse.Namespace) -> Job:
         raise ValueError(f"--model and --{explicit[0]} exclude each other: give a count or a shape")
     if given.model is None and len(explicit) < 3:
         raise ValueError("give --model N, or all of --layers, --hidden and --heads")
-    if given.model is not None:
-        model = planner.model_of(given.model, given.vocabulary)
+    more = {name.replace("-", "_"): getattr(given, name.replace("-", "_")) for name in SHAPE}
+    more = {name: value for name, value in more.items() if value is not None}
+    vocabulary = given.vocabulary or 51200
+    if given.model is not None and more:
+        raise ValueError(f"--model and --{next(iter(more)).replace('_', '-')} exclude each other")
+    if isinstance(given.model, str):
+        if given.vocabulary:
+            raise ValueError(f"--model {given.model} and --vocabulary exclude each other")
+        model: Transformer = MODELS[given.model]
+    elif given.model is not None:
+        model = planner.model_of(given.model, vocabulary)
     else:
-        model = Transformer(given.layers, given.hidden, given.heads, given.vocabulary)
+        kind = Decoder if more else Transformer
+        model = kind(given.layers, given.hidden, given.heads, vocabulary, **more)
     overlap = () if given.overlap == ("none",) else given.overlap
     return Job(
-        model, given.sequence, given.batch, given.convention, given.attention, given.dropout, tuple(overlap)
+        *(model, given.sequence, given.batch, given.convention, given.attention, given.dropout),
+        overlap=tuple(overlap),
+        causal=given.causal,
     )
 
 
@@ -274,7 +331,8 @@ def read(source: str | Path | dict[str, Any], place: int = 0) -> tuple[Plan, Job
         raise ValueError(f"place must be from 0 to {len(plans) - 1}, got {place}")
     told = dict(answer["job"])
     told.pop("parameters")
-    job = Job(**{**told, "model": Transformer(**told["model"]), "overlap": tuple(told["overlap"])})
+    kind = Decoder if "kv_heads" in told["model"] else Transformer
+    job = Job(**{**told, "model": kind(**told["model"]), "overlap": tuple(told["overlap"])})
     where = answer["cluster"]
     cluster = Cluster(
         where["nodes"],
@@ -289,7 +347,9 @@ def read(source: str | Path | dict[str, Any], place: int = 0) -> tuple[Plan, Job
 
 def table(ranking: Ranking, top: int) -> str:
     """The fastest plans, one a line."""
-    head = ("seconds", "MFU", "GB", "dp", "tp", "pp", "micro-batch", "schedule", "ZeRO", "recompute", "seq.")
+    further = [name for name in ("cp", "ep") if np.any(getattr(ranking.table, name) > 1)]
+    head = ("seconds", "MFU", "GB", "dp", "tp", "pp", *further)
+    head += ("micro-batch", "schedule", "ZeRO", "recompute", "seq.")
     rows = [head]
     for found in ranking.best[:top]:
         plan = found.plan
@@ -299,7 +359,8 @@ def table(ranking: Ranking, top: int) -> str:
                 f"{found.seconds:.4g}",
                 f"{found.mfu:.1%}",
                 f"{found.peak / 1e9:.1f}",
-                *map(str, (plan.dp, plan.tp, plan.pp, f"{plan.micro_batch} x {plan.micro_batches}")),
+                *map(str, (plan.dp, plan.tp, plan.pp, *(getattr(plan, name) for name in further))),
+                f"{plan.micro_batch} x {plan.micro_batches}",
                 plan.schedule + v if plan.pp > 1 else "-",
                 str(plan.zero_stage),
                 plan.recompute,
@@ -313,9 +374,12 @@ def table(ranking: Ranking, top: int) -> str:
 def _say(ranking: Ranking, top: int, explain: bool) -> str:
     job, cluster = ranking.job, ranking.cluster
     model = job.model
+    active = ""
+    if isinstance(model, Decoder) and model.experts:
+        active = f", {model.active_parameters / 1e9:.4g}B of them for a token"
     lines = [
         f"{model.parameters / 1e9:.4g}B parameters ({model.layers} layers, hidden {model.hidden}, "
-        f"{model.heads} heads), {job.batch:,} sequences of {job.sequence:,} tokens a step, "
+        f"{model.heads} heads{active}), {job.batch:,} sequences of {job.sequence:,} tokens a step, "
         f"{CONVENTIONS[job.convention].name}",
         str(cluster),
         f"{ranking.considered:,} plans, {ranking.fitting:,} fit in "
@@ -384,7 +448,7 @@ def main(argv: list[str]) -> int:
                 "--pick says which plan is written: give --write, or --write-torchrun and the like"
             )
         job, cluster, constants = _job(given), _cluster(given), _constants(given.constants)
-        split = {"yes": True, "no": False, None: None}[given.sequence_parallel]
+        answers = {"yes": True, "no": False, None: None}
         ranking = search(
             job,
             cluster,
@@ -398,7 +462,10 @@ def main(argv: list[str]) -> int:
             virtual_stages=given.virtual_stages,
             schedule=given.schedule,
             recompute=given.recompute,
-            sequence_parallel=split,
+            sequence_parallel=answers[given.sequence_parallel],
+            cp=given.cp,
+            ep=given.ep,
+            ends_as_layers=answers[given.ends_as_layers],
         )
         if given.pick and given.pick > len(ranking.best):
             raise ValueError(

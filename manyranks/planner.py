@@ -2,13 +2,15 @@
 """A planner: what a plan of a training job holds on each stage, and how long its step takes, part by part."""
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from manyranks.five_axes import Neighbours, all_to_all_seconds, check_experts, key_value_bytes, neighbours
 from manyranks.memory import CONVENTIONS, Transformer, activation_terms
+from manyranks.models import Decoder, as_decoder, decoder_activation_terms
 from manyranks.published import (
     MEGATRON_SEQUENCE,
     MEGATRON_VOCABULARY,
@@ -22,6 +24,7 @@ __all__ = [
     "CONSTANTS",
     "Constants",
     "Costs",
+    "FURTHER_PARTS",
     "GRADIENT",
     "Job",
     "LayerSeconds",
@@ -41,6 +44,7 @@ __all__ = [
     "check_plan",
     "collective",
     "costs",
+    "expert_parameters",
     "hardware_flops",
     "in_flight",
     "layer_parameters",
@@ -49,6 +53,9 @@ __all__ = [
     "model_of",
     "predict",
     "recomputation_runs",
+    "sharers",
+    "stage_holdings",
+    "stage_kinds",
     "stage_layers",
     "stage_memory",
     "stage_parameters",
@@ -75,7 +82,10 @@ class Plan:
         recompute: one of `RECOMPUTE`.
         sequence_parallel: whether norms and dropouts are split over the tensor-parallel
             ranks too.
-        cp, ep: context and expert parallel ranks.
+        cp, ep: context and expert parallel ranks. `manyranks.five_axes.Layout` says
+            where they stand. ZeRO shards over dp x cp, and experts over dp x cp / ep.
+        ends_as_layers: whether embedding and output count as a layer each where the
+            stages are cut: the first and the last stage then hold one layer less.
 
     >>> plan = Plan(dp=2, tp=8, pp=4, micro_batches=16)
     >>> plan.gpus, plan.batch
@@ -96,6 +106,7 @@ class Plan:
     sequence_parallel: bool = False
     cp: int = 1
     ep: int = 1
+    ends_as_layers: bool = False
 
     def __post_init__(self) -> None:
         for name in (
@@ -111,9 +122,11 @@ class Plan:
         if self.recompute not in RECOMPUTE:
             takes = ", ".join(RECOMPUTE)
             raise ValueError(f"recompute must be one of {takes}, got {self.recompute!r}")
-        if not isinstance(self.sequence_parallel, (bool, np.bool_)):
-            raise TypeError(f"sequence_parallel must be True or False, got {self.sequence_parallel!r}")
-        object.__setattr__(self, "sequence_parallel", bool(self.sequence_parallel))
+        for name in ("sequence_parallel", "ends_as_layers"):
+            value = getattr(self, name)
+            if not isinstance(value, (bool, np.bool_)):
+                raise TypeError(f"{name} must be True or False, got {value!r}")
+            object.__setattr__(self, name, bool(value))
         v, interleaved = self.virtual_stages, self.schedule == "interleaved"
         if interleaved and (v < 2 or self.pp < 2):
             what = "virtual_stages" if v < 2 else "pp"
@@ -131,6 +144,8 @@ class Plan:
             raise ValueError(
                 "sequence_parallel must be False where tp is 1: there is nothing to split it over"
             )
+        if self.ends_as_layers and self.pp == 1:
+            raise ValueError("ends_as_layers must be False where pp is 1: there is one stage")
 
     @property
     def gpus(self) -> int:
@@ -153,6 +168,8 @@ class Plan:
             words.append(f"ZeRO-{self.zero_stage}")
         if self.sequence_parallel:
             words.append("sequence parallel")
+        if self.ends_as_layers:
+            words.append("ends as layers")
         if self.recompute != "none":
             words.append(f"{self.recompute} recomputation")
         return ", ".join(words)
@@ -173,6 +190,8 @@ class Job:
             the backward pass behind the weights' gradients), "data" (ZeRO's and the
             gradients' collectives) and "pipeline" (the sends of the interleaved
             schedule).
+        causal: whether attention skips what the causal mask hides, half of its
+            operations. The papers of 2021 and 2022 did all of them, and count all.
 
     >>> Job(Transformer(24, 2304, 24, 51200), sequence=2048, batch=512).tokens
     1048576
@@ -185,6 +204,7 @@ class Job:
     attention: str = "flash"
     dropout: bool = False
     overlap: tuple[str, ...] = OVERLAPS
+    causal: bool = False
 
     def __post_init__(self) -> None:
         if not isinstance(self.model, Transformer):
@@ -198,6 +218,11 @@ class Job:
         object.__setattr__(self, "overlap", tuple(self.overlap))
         if set(self.overlap) - set(OVERLAPS):
             raise ValueError(f"overlap must hold some of {', '.join(OVERLAPS)}, got {self.overlap!r}")
+        if not isinstance(self.causal, (bool, np.bool_)):
+            raise TypeError(f"causal must be True or False, got {self.causal!r}")
+        object.__setattr__(self, "causal", bool(self.causal))
+        if self.causal and self.attention != "flash":
+            raise ValueError("causal must be False unless attention is 'flash', got True")
         if 0 < self.model.positions < self.sequence:
             raise ValueError(
                 f"sequence must be at most the model's positions, {self.model.positions}, got {self.sequence}"
@@ -254,13 +279,17 @@ class Table(NamedTuple):
     virtual_stages: np.ndarray
     recompute: np.ndarray
     sequence_parallel: np.ndarray
+    cp: np.ndarray
+    ep: np.ndarray
+    ends_as_layers: np.ndarray
 
     def plan(self, i: int) -> Plan:
         """Row `i` as a `Plan`."""
         row = {name: int(column[i]) for name, column in self._asdict().items()}
         row["schedule"] = SCHEDULES[row["schedule"]]
         row["recompute"] = RECOMPUTE[row["recompute"]]
-        row["sequence_parallel"] = bool(row["sequence_parallel"])
+        for name in ("sequence_parallel", "ends_as_layers"):
+            row[name] = bool(row[name])
         return Plan(**row)
 
     def take(self, rows: np.ndarray) -> "Table":
@@ -275,12 +304,6 @@ def as_table(plans: Iterable[Plan]) -> Table:
     array([0, 2])
     """
     plans = list(plans)
-    for plan in plans:
-        for name in ("cp", "ep"):
-            if getattr(plan, name) > 1:
-                raise ValueError(
-                    f"{name} must be 1: the planner doesn't predict it, got {getattr(plan, name)}"
-                )
 
     def column(name: str) -> np.ndarray:
         values = [getattr(plan, name) for plan in plans]
@@ -297,39 +320,78 @@ GRADIENT, WEIGHTS, STATE = "gradients", "weights", "optimizer"
 MEMORY_PARTS = (WEIGHTS, GRADIENT, STATE, "activations", "logits and loss", "gathered")
 
 
-def layer_parameters(table: Table, job: Job) -> Any:
-    """Parameters of one layer that a rank holds.
+def layer_parameters(table: Table, job: Job, expert: bool = False) -> Any:
+    """Parameters of one layer that a rank holds, routed experts aside.
 
     The matrices, and the biases of the column-parallel ones, are split over the tp
     ranks; norms and the other biases are on each.
     """
-    h = job.model.hidden
-    return (12 * h * h + 7 * h) / table.tp + 6 * h
+    cut, whole, _ = as_decoder(job.model).layer_counts(expert)
+    return cut / table.tp + whole
+
+
+def expert_parameters(table: Table, job: Job) -> Any:
+    """Parameters of the routed experts of one layer that a rank holds."""
+    return as_decoder(job.model).layer_counts(True)[2] / (table.tp * table.ep)
 
 
 def stage_layers(table: Table, job: Job, stage: Any) -> Any:
     """Layers of a stage; where p doesn't divide them, the first stages have one more."""
-    return job.model.layers // table.pp + (stage < job.model.layers % table.pp)
+    each, over = np.divmod(job.model.layers + 2 * table.ends_as_layers, table.pp)
+    ends = (stage == 0) * 1 + (stage == table.pp - 1)
+    return each + (stage < over) - table.ends_as_layers * ends
+
+
+def stage_kinds(table: Table, job: Job, stage: Any) -> tuple[Any, ...]:
+    """(layers,) of a stage, or (plain layers, layers with experts) if there are experts."""
+    layers, model = stage_layers(table, job, stage), as_decoder(job.model)
+    if not model.experts:
+        return (layers,)
+    end, p = table.ends_as_layers, table.pp
+    each, over = np.divmod(model.layers + 2 * end, p)
+    before = stage * each + np.minimum(stage, over) - end * (stage > 0)
+    plain = np.clip(model.dense_layers - before, 0, layers)
+    # interleaved: piece c of a stage begins behind c·p + stage pieces
+    piece = np.maximum((model.layers + 2 * end) // (p * table.virtual_stages), 1)
+    rounds, left = np.divmod(model.dense_layers + end, piece * p)
+    dealt = rounds * piece + np.clip(left - stage * piece, 0, piece) - end * (stage == 0)
+    plain = np.where(table.schedule == 2, np.clip(dealt, 0, layers), plain)
+    return plain, layers - plain
+
+
+def stage_holdings(table: Table, job: Job, stage: Any) -> tuple[Any, Any]:
+    """(parameters, those of routed experts) that a rank of a stage holds.
+
+    The first stage has the embeddings, the last one the final norm and an output: a
+    copy of the embedding if the two are tied and there is more than one stage.
+    """
+    model, t, p = as_decoder(job.model), table.tp, table.pp
+    h, kinds = model.hidden, stage_kinds(table, job, stage)
+    words = np.ceil(model.vocabulary / t) * h
+    first, last = stage == 0, stage == p - 1
+    norm, own = (1 + model.biases) * h, (p > 1) | (not model.tied)
+    ends = first * (words + model.positions * h) + last * (norm + own * words)
+    layers = sum(n * layer_parameters(table, job, i == 1) for i, n in enumerate(kinds))
+    routed = kinds[1] * expert_parameters(table, job) if model.experts else 0
+    return layers + ends, routed
 
 
 def stage_parameters(table: Table, job: Job, stage: Any) -> tuple[Any, Any]:
     """(parameters, layers) that a rank of pipeline stage `stage` holds.
-
-    The first stage has the embeddings, the last one the final norm and, where it isn't
-    the first, a copy of the tied embedding.
 
     Args:
         table: plans; `stage` broadcasts against its columns.
         job: what is trained.
         stage: 0 to pp - 1.
     """
-    model, t, p = job.model, table.tp, table.pp
-    h = model.hidden
-    layers, layer = stage_layers(table, job, stage), layer_parameters(table, job)
-    words = np.ceil(model.vocabulary / t) * h
-    first, last = stage == 0, stage == p - 1
-    ends = first * (words + model.positions * h) + last * (2 * h + (p > 1) * words)
-    return layers * layer + ends, layers
+    shared, routed = stage_holdings(table, job, stage)
+    return shared + routed, stage_layers(table, job, stage)
+
+
+def sharers(table: Table) -> tuple[Any, Any]:
+    """Ranks that hold the same parameters, dp x cp, and those that hold the same experts."""
+    copies = table.dp * table.cp
+    return copies, copies // table.ep
 
 
 def in_flight(table: Table, stage: Any) -> Any:
@@ -346,64 +408,83 @@ def in_flight(table: Table, stage: Any) -> Any:
     return np.where(p == 1, 1, held)  # accumulated one after the other
 
 
-def _layer_activations(table: Table, job: Job) -> tuple[np.ndarray, np.ndarray]:
+def _layer_activations(table: Table, job: Job, expert: bool = False) -> tuple[np.ndarray, np.ndarray]:
     """Bytes that one layer keeps for a micro-batch, and those it has while recomputed.
 
     Each combination of the options is looked up once in `memory.activation_terms`.
     """
     options = np.stack([table.tp, table.sequence_parallel, table.recompute])
     keys, places = np.unique(options, axis=1, return_inverse=True)
+    model = job.model
 
     def bytes_of(t: int, split: int, recompute: str) -> float:
-        return sum(
-            activation_terms(
-                job.sequence,
-                1,
-                job.model.hidden,
-                job.model.heads,
-                attention=job.attention,
-                recompute=recompute,
-                tensor_parallel=int(t),
-                sequence_parallel=bool(split),
-                dropout=job.dropout,
-            ).values()
-        )
+        given = {
+            "attention": job.attention,
+            "recompute": recompute,
+            "tensor_parallel": int(t),
+            "sequence_parallel": bool(split),
+            "dropout": job.dropout,
+        }
+        if isinstance(model, Decoder):
+            terms = decoder_activation_terms(model, job.sequence, expert=expert, **given)
+        else:
+            terms = activation_terms(job.sequence, 1, model.hidden, model.heads, **given)
+        return sum(terms.values())
 
     kept = np.array([bytes_of(t, sp, RECOMPUTE[r]) for t, sp, r in keys.T])
     whole = np.array([bytes_of(t, sp, "none") for t, sp, _ in keys.T])
-    places = places.reshape(-1)
-    return kept[places] * table.micro_batch, whole[places] * table.micro_batch
+    places, part = places.reshape(-1), table.micro_batch / table.cp
+    return kept[places] * part, whole[places] * part
 
 
 def stage_memory(table: Table, job: Job, stage: Any) -> dict[str, Any]:
     """Bytes at the peak on a rank of pipeline stage `stage`, by part.
 
     Weights, gradients and optimizer state by the job's convention, sharded over the
-    data-parallel ranks as the ZeRO stage says. Activations as in Korthikanti et al.
-    2022, for the micro-batches in flight; with recomputation also the one layer that is
-    being recomputed. "logits and loss": 4sb(h + V/t) bytes on the last stage. ZeRO-3:
-    two gathered layers.
+    ranks that hold the same ones as the ZeRO stage says. Activations as in Korthikanti
+    et al. 2022, for the micro-batches in flight; with recomputation also the one layer
+    that is being recomputed. "logits and loss": 4sb(h + V/t) bytes on the last stage.
+    "gathered": two layers for ZeRO-3; with context parallelism one layer's keys and
+    values of the whole sequence, and their gradients.
     """
     rule, model, t = CONVENTIONS[job.convention], job.model, table.tp
-    parameters, layers = stage_parameters(table, job, stage)
-    shards = [np.where(table.zero_stage >= k, table.dp, 1) for k in (1, 2, 3)]
-    kept, whole = _layer_activations(table, job)
+    shared, routed = stage_holdings(table, job, stage)
+    kinds, copies = stage_kinds(table, job, stage), sharers(table)
     held = in_flight(table, stage)
-    tokens = table.micro_batch * job.sequence
+    tokens = table.micro_batch * (job.sequence // table.cp)
     split = np.where(table.sequence_parallel > 0, t, 1)
     first, last = stage == 0, stage == table.pp - 1
     mask = first * job.dropout * tokens * model.hidden / split * held
-    again = (table.recompute > 0) * (layers > 0) * (whole - kept)
+    activations = again = one_layer = 0.0
+    for i, layers in enumerate(kinds):
+        kept, whole = _layer_activations(table, job, i == 1)
+        activations = activations + kept * layers
+        more = (table.recompute > 0) * (layers > 0) * (whole - kept)
+        again = np.maximum(again, more)
+        one = layer_parameters(table, job, i == 1)
+        one = one + expert_parameters(table, job) if i else one
+        one_layer = np.maximum(one_layer, rule.weight * one)
     loss_held = np.where((table.schedule == 0) & (table.pp > 1), held, 1)
     loss = last * 4 * tokens * (model.hidden / split + model.vocabulary / t)
-    one_layer = rule.weight * layer_parameters(table, job)
+
+    def state(width: int, zero: int) -> Any:
+        parts = [
+            width * size / np.where(table.zero_stage >= zero, ranks, 1)
+            for size, ranks in zip((shared, routed), copies)
+        ]
+        return sum(parts[: len(kinds)])
+
+    gathered = np.where((table.zero_stage == 3) & (copies[0] > 1), 2 * one_layer, 0.0)
+    if np.any(table.cp > 1):
+        both = key_value_bytes(as_decoder(model), job.sequence, table.micro_batch, t)
+        gathered = gathered + np.where(table.cp > 1, 2 * both, 0.0)
     return {
-        WEIGHTS: rule.weight * parameters / shards[2],
-        GRADIENT: sum(rule.gradients) * parameters / shards[1],
-        STATE: (rule.master + 2 * rule.state) * parameters / shards[0],
-        "activations": kept * layers * held + mask + again,
+        WEIGHTS: state(rule.weight, 3),
+        GRADIENT: state(sum(rule.gradients), 2),
+        STATE: state(rule.master + 2 * rule.state, 1),
+        "activations": activations * held + mask + again,
         "logits and loss": loss * loss_held,
-        "gathered": np.where((table.zero_stage == 3) & (table.dp > 1), 2 * one_layer, 0.0),
+        "gathered": gathered,
     }
 
 
@@ -465,6 +546,7 @@ def collective(
     stride: Any,
     cluster: Cluster,
     constants: Constants,
+    near: Any = None,
 ) -> Any:
     """Predicted seconds of a ring collective.
 
@@ -476,6 +558,7 @@ def collective(
         stride: distance of neighbours in the group, in ranks: 1 for tensor parallelism.
             It says how many of the group share a node.
         cluster, constants: links, and what is reached of them.
+        near: how many of the group share a node, where no one stride says it.
 
     Each pass is n - 1 steps: their latencies, the chunk that fills the ring, and the
     bytes. Between nodes each GPU of the group brings its own network port, and the ring
@@ -483,7 +566,9 @@ def collective(
     curve that the chunk is fitted to is of one node.)
     """
     n = np.asarray(ranks, dtype=float)
-    inside = np.clip(cluster.gpus_per_node // np.asarray(stride), 1, n)
+    inside = near
+    if near is None:
+        inside = np.clip(cluster.gpus_per_node // np.asarray(stride), 1, n)
     nodes = np.ceil(n / inside)
     wire = np.where(
         nodes > 1,
@@ -517,18 +602,20 @@ def _product(
 class LayerSeconds(NamedTuple):
     """One layer on one micro-batch, seconds by what they are spent on.
 
-    `matmul`, `memory` and `tensor` are triples: forward, backward, recomputation; of
-    the tensor-parallel collectives what isn't hidden.
+    All are triples: forward, backward, recomputation; of the tensor-parallel collectives
+    what isn't hidden. `context` and `experts` are those of the two further axes.
     """
 
     matmul: tuple[Any, Any, Any]
     memory: tuple[Any, Any, Any]
     tensor: tuple[Any, Any, Any]
+    context: tuple[Any, Any, Any] = (0.0, 0.0, 0.0)
+    experts: tuple[Any, Any, Any] = (0.0, 0.0, 0.0)
 
     @property
     def forward(self) -> Any:
         """Seconds of the forward pass."""
-        return self.matmul[0] + self.memory[0] + self.tensor[0]
+        return sum(part[0] for part in self)
 
     @property
     def backward(self) -> Any:
@@ -544,76 +631,97 @@ def _rates(cluster: Cluster, constants: Constants) -> tuple[float, float]:
     return 1 / (reached * gpu.peak_flops * cluster.efficiency), byte
 
 
-def layer_seconds(table: Table, job: Job, cluster: Cluster, constants: Constants) -> LayerSeconds:
+def layer_seconds(
+    table: Table,
+    job: Job,
+    cluster: Cluster,
+    constants: Constants,
+    expert: bool = False,
+) -> LayerSeconds:
     """Predicted seconds of one transformer layer on one micro-batch, for each plan.
 
     Products take their operations and the unhidden part of their traffic. Everything
     else is bound by memory: bytes read and written, counted kernel by kernel. The
     collectives are Megatron's: two all-reduces each way, or with sequence parallelism
     two all-gathers and two reduce-scatters, and two gathers more in the backward pass.
+
+    Args:
+        table, job, cluster, constants: what, where, and how fast things are.
+        expert: of a layer with experts; see `_expert_mlp`.
     """
     t, b = table.tp.astype(float), table.micro_batch.astype(float)
-    s, h, a = job.sequence, job.model.hidden, job.model.heads
-    rows = b * s  # tokens
+    model = as_decoder(job.model)
+    s, h, a, (q, k, v, o) = job.sequence, model.hidden, model.heads, model.widths
+    rows = b * s / table.cp  # tokens of a rank
     rate, byte = _rates(cluster, constants)
     moved, start = constants.operands * byte, constants.kernel
 
     def product(m: Any, n: Any, k: Any, count: Any = 1) -> Any:
         return _product(m, n, k, rate, moved, start, count)
 
-    # (inputs, outputs) of each rank's part: qkv and up by columns, proj and down by rows
-    qkv, proj = (h, 3 * h / t), (h / t, h)
-    up, down = (h, 4 * h / t), (4 * h / t, h)
-    matrices = (qkv, proj, up, down)
-    forward = sum(product(rows, out, inner) for inner, out in matrices)
-    by_input = [product(rows, inner, out) for inner, out in matrices]
-    by_weight = [product(inner, out, rows) for inner, out in matrices]
+    # (rows, inputs, outputs, how many) of each rank's part of each product
+    mlp = (_expert_mlp if expert else _plain_mlp)(table, model, rows)
+    parts = [
+        (rows, i / t if cut == "in" else i, o_ / t if cut == "out" else o_, 1)
+        for i, o_, cut in model.attention_matrices().values()
+    ]
+    halves = (0, len(parts))  # where attention and the MLP begin
+    parts += mlp.products
+    forward = sum(product(m, out, inner, n) for m, inner, out, n in parts)
+    by_input = [product(m, inner, out, n) for m, inner, out, n in parts]
+    by_weight = [product(inner, out, m, n) for m, inner, out, n in parts]
 
-    heads, width = b * a / t, h / a
+    heads, width = b * a / t, q / a
     if job.attention == "stored":
-        scores = product(s, s, width, heads)
-        mixed = product(s, width, s, heads)
+        scores = product(s / table.cp, s, width, heads)
+        mixed = product(s / table.cp, o / a, s, heads)
         attention, attention_back = scores + mixed, 2 * (scores + mixed)
     else:  # the scores stay in the chip; the backward pass computes them once more
-        work = 4 * rows * s * h / t * rate
-        io = 2 * 4 * rows * h / t
+        work = 4 * rows * s * ((q + o) / 2) / t * rate * (0.5 if job.causal else 1.0)
+        io = (2 * rows * (q + o) + 2 * b * s * (k + v)) / t
         attention, attention_back = work + io * byte, 2.5 * work + 2 * io * byte
 
     # bytes of the other kernels, read and written. Split along the sequence, or not:
     whole = rows * h / np.where(table.sequence_parallel > 0, t, 1)
-    cut, square = rows * h / t, heads * s * s
-    drop = 1 if job.dropout else 0
+    cut, square = rows * h / t, heads * s * (s / table.cp)
+    drop, biased = (1 if job.dropout else 0), int(model.biases)
     norms = 2 * 4 * whole  # read, write
     joins = 2 * (6 + drop) * whole  # bias, dropout's mask, residual: two in, one out
-    gelu, bias = 16 * cut, 12 * cut
+    # the biases of Q, K and V, or the rotation of Q and K by their positions
+    bias = 4 * ((q + k + v if biased else q + k) / h) * cut
     softmax = (4 + 5 * drop) * square if job.attention == "stored" else 0.0
     norms_back = 2 * (6 + 6) * whole  # the norm, and the sum with the residual's
-    joins_back = 2 * (2 + (5 if drop else 0)) * whole  # biases' gradients, masks
-    gelu_back, bias_back = (24 + 8) * cut, 6 * cut
+    joins_back = 2 * (2 * biased + (5 if drop else 0)) * whole  # biases' gradients, masks
+    bias_back = 2 * ((q + k + v) / h) * cut if biased else bias
     softmax_back = (6 + 5 * drop) * square if job.attention == "stored" else 0.0
-    kernels = 6 + (1 + drop) * (job.attention == "stored")
+    kernels = mlp.kernels + 5 + (1 + drop) * (job.attention == "stored")
     core = softmax * byte + (1 + drop) * start * (job.attention == "stored")
-    memory = (norms + joins + gelu + bias + softmax) * byte + kernels * start
-    memory_back = norms_back + joins_back + gelu_back + bias_back + softmax_back
+    memory = (norms + joins + mlp.bytes + bias + softmax) * byte + kernels * start
+    memory_back = norms_back + joins_back + mlp.bytes_back + bias_back + softmax_back
     memory_back = memory_back * byte + (kernels + 4) * start
 
-    size = 2 * rows * h
-    gather = collective("all_gather", size, t, 1, cluster, constants)
-    scatter = collective("reduce_scatter", size, t, 1, cluster, constants)
-    reduce = collective("all_reduce", size, t, 1, cluster, constants)
     hide = constants.tensor_overlap if "tensor" in job.overlap else 0.0
     split = table.sequence_parallel > 0
-    tensor = np.where(split, 2 * (gather + scatter), 2 * reduce)
-    exposed = 0.0
-    for i in (0, 2):  # qkv and up: their weights' gradients need the input again
-        seen = reduce - hide * np.minimum(reduce, by_weight[i])
-        again = gather - hide * np.minimum(gather, by_input[i])
-        down_ = scatter - hide * np.minimum(scatter, by_weight[i])
-        exposed = exposed + np.where(split, gather + again + down_, seen)
+    tensor, exposed = 0.0, 0.0
+    for i in halves:  # their weights' gradients need the input again
+        copies = mlp.copies if i else 1
+        size = 2 * rows * h * copies
+        gather = collective("all_gather", size, t, 1, cluster, constants)
+        scatter = collective("reduce_scatter", size, t, 1, cluster, constants)
+        reduce = collective("all_reduce", size, t, 1, cluster, constants)
+        if i and expert:  # each tensor rank routes a part; they gather what comes back
+            one = collective("all_gather", 2 * rows * h, t, 1, cluster, constants)
+            reduce = reduce + np.where(table.ep > 1, one, 0.0)
+        beside = i + expert if i else i  # the router comes before the experts
+        seen = reduce - hide * np.minimum(reduce, by_weight[beside])
+        again = gather - hide * np.minimum(gather, by_input[beside])
+        down = scatter - hide * np.minimum(scatter, by_weight[beside])
+        tensor = tensor + np.where(split, gather + scatter, reduce)
+        exposed = exposed + np.where(split, gather + again + down, seen)
     selective, full = table.recompute == 1, table.recompute == 2
     if job.attention == "flash":
         selective = selective & False
-    return LayerSeconds(
+    found = LayerSeconds(
         (
             forward + attention,
             sum(by_input) + sum(by_weight) + attention_back,
@@ -622,6 +730,97 @@ def layer_seconds(table: Table, job: Job, cluster: Cluster, constants: Constants
         (memory, memory_back, np.where(full, memory, np.where(selective, core, 0.0))),
         (tensor, exposed, np.where(full, tensor, 0.0)),
     )
+    return _further_axes(found, table, job, cluster, constants, expert)
+
+
+class _Mlp(NamedTuple):
+    """An MLP's products, its other kernels, and how often tensor ranks exchange a token."""
+
+    products: list[tuple[Any, Any, Any, Any]]
+    bytes: Any
+    bytes_back: Any
+    kernels: Any
+    copies: Any
+
+
+def _plain_mlp(table: Table, model: Decoder, rows: Any) -> _Mlp:
+    """Up, activation, down."""
+    h, t, width = model.hidden, table.tp.astype(float), model.ffn / model.hidden
+    cut, gated = rows * h / t, int(model.gated)
+    products = [
+        (rows, h, (1 + gated) * model.ffn / t, 1),
+        (rows, model.ffn / t, h, 1),
+    ]
+    forward = 2 * (2 + gated) * width * cut  # one or two in, one out
+    backward = (2 * (3 + 2 * gated) * width + 2 * width * model.biases) * cut
+    return _Mlp(products, forward, backward, 1, 1)
+
+
+def _expert_mlp(table: Table, model: Decoder, rows: Any) -> _Mlp:
+    """The router, the routed experts at their shape, and those that are shared.
+
+    Every expert gets equally many tokens: tokens·k·ep / E on a rank that holds E / ep of
+    them, and one product a kind for all its experts. Tokens are copied into the order
+    of their experts and back; between ranks once more on arrival.
+    """
+    h, t, ep = model.hidden, table.tp.astype(float), table.ep
+    k, count, gated = model.top_k, model.experts, int(model.gated)
+    each, here, f = rows * k * ep / count, count / ep, model.expert_ffn
+    always = model.shared_experts * f
+    products = [
+        (rows, h, count, 1),
+        (each, h, (1 + gated) * f / t, here),
+        (each, f / t, h, here),
+    ]
+    if always:
+        products += [(rows, h, (1 + gated) * always / t, 1), (rows, always / t, h, 1)]
+    width, cut = (k * f + always) / h, rows * h / t
+    order = rows * h * (4 * (1 + k) + np.where(ep > 1, 8 * k, 0))
+    chosen = rows * count * (6 + 8)  # scores to 32 bits, softmax
+    forward = 2 * (2 + gated) * width * cut + order + chosen
+    backward = 2 * (3 + 2 * gated) * width * cut + order + chosen
+    copies = np.where(ep > 1, k + (always > 0), 1)
+    return _Mlp(products, forward, backward, 4 + np.where(ep > 1, 2, 0), copies)
+
+
+def _further_axes(
+    found: LayerSeconds,
+    table: Table,
+    job: Job,
+    cluster: Cluster,
+    constants: Constants,
+    expert: bool,
+) -> LayerSeconds:
+    """A layer's seconds with what context and expert parallelism send, none of it hidden.
+
+    Context: keys and values are gathered forward, gathered again backward, where their
+    gradients are scattered. Sequences are cut so that the causal mask leaves all ranks
+    the same work. Experts: tokens go out and come back, in the forward pass and in the
+    backward pass.
+    """
+    model, full = as_decoder(job.model), table.recompute == 2
+    if np.any(table.cp > 1):
+        size = key_value_bytes(model, job.sequence, table.micro_batch, table.tp)
+        gather, scatter = (
+            collective(kind, size, table.cp, table.tp, cluster, constants)
+            for kind in ("all_gather", "reduce_scatter")
+        )
+        context = (gather, gather + scatter, np.where(full, gather, 0.0))
+        found = found._replace(context=context)
+    if expert and np.any(table.ep > 1):
+        near = neighbours(*_degrees(table), cluster.gpus_per_node).expert
+        tokens = table.micro_batch * job.sequence / (table.cp * table.tp)
+        both = 2 * all_to_all_seconds(
+            *(model, tokens, table.ep, near, cluster),
+            *(min(constants.link, 1.0), constants.hop),
+        )
+        found = found._replace(experts=(both, both, np.where(full, both, 0.0)))
+    return found
+
+
+def _degrees(table: Table) -> tuple[Any, Any, Any, Any, Any]:
+    """What `neighbours` takes."""
+    return table.dp, table.tp, table.pp, table.cp, table.ep
 
 
 TIME_PARTS = (
@@ -634,6 +833,7 @@ TIME_PARTS = (
     "data",
     "optimizer",
 )
+FURTHER_PARTS = ("context", "experts")  # only where there is such an axis
 
 
 class Costs(NamedTuple):
@@ -641,7 +841,7 @@ class Costs(NamedTuple):
 
     `parts` adds up to `seconds`. `layer`, `embedding` and `head` are (forward,
     backward) seconds of one layer and of the two ends for one micro-batch, `send` those
-    of one message between stages.
+    of one message between stages. `expert_layer`: of one with experts, if there are any.
     """
 
     seconds: np.ndarray
@@ -651,6 +851,17 @@ class Costs(NamedTuple):
     embedding: tuple[np.ndarray, np.ndarray]
     head: tuple[np.ndarray, np.ndarray]
     send: np.ndarray
+    expert_layer: tuple[np.ndarray, np.ndarray] | None = None
+
+    def stage(self, kinds: Sequence[Any], way: int) -> Any:
+        """Seconds of a stage's layers for one micro-batch, forward (0) or backward (1).
+
+        Args:
+            kinds: how many layers of each kind; see `stage_kinds`.
+            way: 0 or 1.
+        """
+        layers = (self.layer, self.expert_layer)
+        return sum(n * layer[way] for n, layer in zip(kinds, layers))
 
 
 def _optimizer_bytes(convention: str) -> int:
@@ -666,17 +877,22 @@ def _optimizer_bytes(convention: str) -> int:
     return copies + (2 + 1 + 2) * own + adam + gradient
 
 
-def _accumulation(table: Table, job: Job, cluster: Cluster, constants: Constants) -> np.ndarray:
-    """Seconds a parameter and micro-batch for adding its gradient to the last ones."""
+def _accumulation(table: Table, job: Job, cluster: Cluster, constants: Constants, stage: Any) -> np.ndarray:
+    """Seconds a micro-batch for adding a stage's gradients to the last ones."""
     rule, m = CONVENTIONS[job.convention], table.micro_batches
     seconds = (rule.weight + 2 * rule.gradients[0]) * _rates(cluster, constants)[1]
-    return seconds * (m - 1) / m / np.where(table.zero_stage >= 2, table.dp, 1)
+    added = [
+        seconds * (m - 1) / m / np.where(table.zero_stage >= 2, ranks, 1) * size
+        for size, ranks in zip(stage_holdings(table, job, stage), sharers(table))
+    ]
+    return sum(added) if as_decoder(job.model).experts else added[0]
 
 
 def _embedding(table: Table, job: Job, cluster: Cluster, constants: Constants) -> tuple[list, list, list]:
     """[forward, backward] seconds by memory, products and collectives: the input side."""
     _, byte = _rates(cluster, constants)
-    rows, h, t = table.micro_batch * job.sequence, job.model.hidden, table.tp
+    rows = table.micro_batch * (job.sequence // table.cp)
+    h, t = job.model.hidden, table.tp
     drop = 5 if job.dropout else 0
     memory = [(4 + drop) * rows * h * byte + 2 * constants.kernel] * 2
     kind = np.where(table.sequence_parallel > 0, 1, 2)
@@ -688,7 +904,8 @@ def _embedding(table: Table, job: Job, cluster: Cluster, constants: Constants) -
 def _head(table: Table, job: Job, cluster: Cluster, constants: Constants) -> tuple[list, list, list]:
     """[forward, backward] seconds of the output side: norm, logits, loss."""
     rate, byte = _rates(cluster, constants)
-    rows, h, t = table.micro_batch * job.sequence, job.model.hidden, table.tp
+    rows = table.micro_batch * (job.sequence // table.cp)
+    h, t = job.model.hidden, table.tp
     split = table.sequence_parallel > 0
     words = job.model.vocabulary / t
     moved, start = constants.operands * byte, constants.kernel
@@ -714,17 +931,22 @@ def costs(table: Table, job: Job, cluster: Cluster, constants: Constants) -> Cos
 
     It checks nothing: `predict` and `plan_table` do.
     """
-    layer = layer_seconds(table, job, cluster, constants)
+    model, every = as_decoder(job.model), (table, job, cluster, constants)
+    kinds = [layer_seconds(*every)]
+    numbers = (job.model.layers,)
+    if model.experts:
+        kinds.append(layer_seconds(*every, expert=True))
+        numbers = (model.plain_layers, model.expert_layers)
     ends = [f(table, job, cluster, constants) for f in (_embedding, _head)]
     (emb_mem, emb_mul, emb_col), (head_mem, head_mul, head_col) = ends
     _, byte = _rates(cluster, constants)
     t, p, m = table.tp, table.pp, table.micro_batches
-    v, dp, zero = table.virtual_stages, table.dp, table.zero_stage
-    rule, h = CONVENTIONS[job.convention], job.model.hidden
+    v, h = table.virtual_stages, job.model.hidden
+    near = neighbours(*_degrees(table), cluster.gpus_per_node)
 
     # one message between stages: each tensor rank sends its part, then they gather it
-    size = 2 * table.micro_batch * job.sequence * h
-    across, reached = t * p > cluster.gpus_per_node, min(constants.link, 1.0)
+    size = 2 * table.micro_batch * (job.sequence // table.cp) * h
+    across, reached = near.stages * p > cluster.gpus_per_node, min(constants.link, 1.0)
     one = np.where(
         across,
         cluster.inter.latency + size / t / (reached * cluster.inter.bandwidth),
@@ -736,92 +958,172 @@ def costs(table: Table, job: Job, cluster: Cluster, constants: Constants) -> Cos
     hidden = table.schedule == 0
     if "pipeline" in job.overlap:
         hidden = hidden | (table.schedule == 2)
-    forward = job.model.layers / p * layer.forward
-    backward = job.model.layers / p * layer.backward
+    forward = sum(n / p * kind.forward for n, kind in zip(numbers, kinds))
+    backward = sum(n / p * kind.backward for n, kind in zip(numbers, kinds))
     late = np.maximum(send - forward / v, 0) + np.maximum(send - backward / v, 0)
     sends = np.where(p > 1, v * np.where(hidden, late, 2 * send), 0.0)
 
-    # ZeRO-2 and 3 communicate for every micro-batch, between all other work
-    stride = t * p
-    parameters, _ = stage_parameters(table, job, 0)
-    end_parameters, _ = stage_parameters(table, job, p - 1)
-    gradient = rule.gradients[0] * parameters
+    # the slowest stage sets the pace: the first, one behind it, or the last
+    places = _places(table, job)
+    # the first stage ends last, and its gradients are waited for; experts may be elsewhere
+    data = [_data_seconds(*every, place, near, forward, backward) for place in places[:1]]
+    if model.experts:
+        data += [_data_seconds(*every, at, near, forward, backward) for at in places[1:]]
+    each, once = (np.maximum.reduce(found) for found in zip(*data))
+    if model.tied:
+        tied = 2 * job.model.vocabulary * h / t
+        stride = near.stages * p
+        tied = collective("all_reduce", tied, 2, stride, cluster, constants)
+        once = once + np.where(p > 1, tied, 0.0)
+
+    # from the second micro-batch on, gradients are added to those that are there
+    added = np.stack([_accumulation(*every, place) for place in places])
+
+    emb = sum(emb_mem) + sum(emb_mul) + sum(emb_col)
+    head = sum(head_mem) + sum(head_mul) + sum(head_col)
+    per_layer = [kind.forward + kind.backward for kind in kinds]
+    held = [np.stack(n) for n in zip(*(stage_kinds(table, job, at) for at in places))]
+    has_emb = np.stack([place == 0 for place in places])
+    has_head = np.stack([place == p - 1 for place in places])
+    stage = sum(n * seconds for n, seconds in zip(held, per_layer))
+    stage = stage + has_emb * emb + has_head * head + sends + each
+    stage = stage + added
+    slow = np.argmax(stage, axis=0)
+    rows = np.arange(len(p))
+    layers = [n[slow, rows] for n in held]
+    with_emb, with_head = has_emb[slow, rows], has_head[slow, rows]
+    pace, sums = stage[slow, rows], added[slow, rows]
+    total = sum(n * seconds for n, seconds in zip(numbers, per_layer))
+    total = total + emb + head + p * (sends + each + sums)
+    rest = (total - pace) / v + np.where(hidden, 2 * (p - 1) * send, 0.0)
+
+    def part(of_layer: Callable[[LayerSeconds], Any], of_emb: Any, of_head: Any) -> Any:
+        own = sum(n * of_layer(kind) for n, kind in zip(layers, kinds))
+        return m * (own + with_emb * of_emb + with_head * of_head)
+
+    def twice(name: str) -> Callable[[LayerSeconds], Any]:
+        return lambda kind: sum(getattr(kind, name)[:2])
+
+    optimizer = _optimizer_bytes(job.convention) * byte
+    parts = {
+        "products": part(twice("matmul"), sum(emb_mul), sum(head_mul)),
+        "memory-bound": part(twice("memory"), sum(emb_mem), sum(head_mem)) + m * sums,
+        "recomputation": part(lambda kind: sum(x[2] for x in kind), 0, 0),
+        "tensor": part(twice("tensor"), sum(emb_col), sum(head_col)),
+        "sends": m * sends,
+        "bubble": rest,
+        "data": m * each + once,
+        "optimizer": optimizer * _updated(table, job, places) + 0.0 * m,
+    }
+    for name, degrees in zip(FURTHER_PARTS, (table.cp, table.ep)):
+        if np.any(degrees > 1):
+            parts[name] = part(twice(name), 0, 0)
+    # the fullest stage is the first or the last, or the second where it has other layers
+    other = model.experts or np.any(table.ends_as_layers)
+    full = places if other else (0, p - 1)
+    memory = [sum(stage_memory(table, job, at).values()) for at in full]
+    return Costs(
+        sum(parts.values()),
+        parts,
+        np.maximum.reduce(memory),
+        (kinds[0].forward, kinds[0].backward),
+        (emb_mem[0] + emb_col[0], emb_mem[1] + emb_col[1]),
+        tuple(head_mem[i] + head_mul[i] + head_col[i] for i in (0, 1)),
+        send,
+        (kinds[1].forward, kinds[1].backward) if model.experts else None,
+    )
+
+
+def _places(table: Table, job: Job) -> tuple[Any, ...]:
+    """Stages that may be the slowest or the fullest: all others are like one of them."""
+    p, model = table.pp, as_decoder(job.model)
+    places = (0 * p, np.minimum(1, p - 1), p - 1)
+    if not model.experts:
+        return places
+    layers, end = model.layers + 2 * table.ends_as_layers, table.ends_as_layers
+    piece = -(-layers // (p * table.virtual_stages))
+    plain = -(-((model.dense_layers + end) % (piece * p)) // piece)
+    return (*places, np.minimum(plain, p - 1))  # the first with nothing but experts
+
+
+def _data_seconds(
+    table: Table,
+    job: Job,
+    cluster: Cluster,
+    constants: Constants,
+    place: Any,
+    near: Neighbours,
+    forward: Any,
+    backward: Any,
+) -> tuple[Any, Any]:
+    """Seconds of a stage's data-parallel collectives: in each micro-batch, and once.
+
+    ZeRO-2 and 3 communicate for every micro-batch, between all other work. Experts'
+    gradients are reduced among the ranks that hold the same experts, all others among
+    dp x cp.
+
+    Args:
+        table, job, cluster, constants: what, where, and how fast things are.
+        place: the stage.
+        near: how many of each group share a node.
+        forward, backward: seconds that collectives can hide behind.
+    """
+    rule, zero = CONVENTIONS[job.convention], table.zero_stage
+    model, kinds = as_decoder(job.model), stage_kinds(table, job, place)
     hide = constants.data_overlap if "data" in job.overlap else 0.0
-    scatter = collective("reduce_scatter", gradient, dp, stride, cluster, constants)
-    gather = collective("all_gather", rule.weight * parameters, dp, stride, cluster, constants)
+    sizes = stage_holdings(table, job, place)[: len(kinds)]
+    units = [[(n, layer_parameters(table, job, i == 1)) for i, n in enumerate(kinds)]]
+    if model.experts:
+        units.append([(kinds[1], expert_parameters(table, job))])
+    groups = list(zip(sizes, units, sharers(table), (near.data, near.expert_data)))
+
+    def ring(kind: str, width: int) -> Any:
+        return sum(
+            collective(kind, width * size, ranks, 1, cluster, constants, inside)
+            for size, _, ranks, inside in groups
+        )
+
+    def by_layer(kind: str, width: int) -> Any:
+        """The same, one layer at a time, so that each has its own latencies."""
+        seconds = 0
+        for size, pieces, ranks, inside in groups:
+            rest = width * (size - sum(n * unit for n, unit in pieces))
+            for n, unit in pieces:
+                one = width * unit
+                one = collective(kind, one, ranks, 1, cluster, constants, inside)
+                seconds = seconds + n * one
+            if ranks is groups[0][2]:  # the ends; experts are in layers, all of them
+                ends = collective(kind, rest, ranks, 1, cluster, constants, inside)
+                seconds = seconds + ends
+        return seconds
 
     def seen(comm: Any, window: Any) -> Any:
         return comm - hide * np.minimum(comm, window)
 
+    scatter, gather = (
+        ring("reduce_scatter", rule.gradients[0]),
+        ring("all_gather", rule.weight),
+    )
     each = np.where(zero == 2, seen(scatter, backward), 0.0)
-    # ZeRO-3 takes one layer at a time, so each has its own latencies
-    units, layer_size = stage_layers(table, job, 0), layer_parameters(table, job)
-
-    def by_layer(kind: str, width: int) -> Any:
-        rest = width * (parameters - units * layer_size)
-        one = collective(kind, width * layer_size, dp, stride, cluster, constants)
-        return units * one + collective(kind, rest, dp, stride, cluster, constants)
-
     gathers = by_layer("all_gather", rule.weight)
     scatters = by_layer("reduce_scatter", rule.gradients[0])
     each = np.where(zero == 3, seen(gathers, forward) + seen(gathers + scatters, backward), each)
     once = np.where(zero == 2, seen(gather, forward), 0.0)
     once = np.where(zero < 2, seen(scatter, backward) + seen(gather, forward), once)
-    reduce = collective("all_reduce", gradient, dp, stride, cluster, constants)
-    once = np.where(zero == 0, seen(reduce, backward), once)
-    tied = 2 * job.model.vocabulary * h / t
-    once = once + np.where(p > 1, collective("all_reduce", tied, 2, stride, cluster, constants), 0.0)
+    reduce = ring("all_reduce", rule.gradients[0])
+    return each, np.where(zero == 0, seen(reduce, backward), once)
 
-    # from the second micro-batch on, gradients are added to those that are there
-    added = _accumulation(table, job, cluster, constants)
 
-    # the slowest stage sets the pace: the first, one behind it, or the last
-    emb = sum(emb_mem) + sum(emb_mul) + sum(emb_col)
-    head = sum(head_mem) + sum(head_mul) + sum(head_col)
-    per_layer = layer.forward + layer.backward
-    places = (0 * p, np.minimum(1, p - 1), p - 1)
-    owned, held = map(np.stack, zip(*(stage_parameters(table, job, place) for place in places)))
-    has_emb = np.stack([place == 0 for place in places])
-    has_head = np.stack([place == p - 1 for place in places])
-    stage = held * per_layer + has_emb * emb + has_head * head + sends + each
-    stage = stage + added * owned
-    slow = np.argmax(stage, axis=0)
-    rows = np.arange(len(p))
-    layers, with_emb, with_head = (
-        held[slow, rows],
-        has_emb[slow, rows],
-        has_head[slow, rows],
-    )
-    pace, sums = stage[slow, rows], added * owned[slow, rows]
-    total = job.model.layers * per_layer + emb + head + p * (sends + each + sums)
-    rest = (total - pace) / v + np.where(hidden, 2 * (p - 1) * send, 0.0)
-
-    def part(of_layer: Any, of_emb: Any, of_head: Any) -> Any:
-        return m * (layers * of_layer + with_emb * of_emb + with_head * of_head)
-
-    optimizer = _optimizer_bytes(job.convention) * byte
-    updated = np.maximum(parameters, end_parameters) / np.where(zero > 0, dp, 1)
-    parts = {
-        "products": part(sum(layer.matmul[:2]), sum(emb_mul), sum(head_mul)),
-        "memory-bound": part(sum(layer.memory[:2]), sum(emb_mem), sum(head_mem)) + m * sums,
-        "recomputation": part(sum(kind[2] for kind in layer), 0, 0),
-        "tensor": part(sum(layer.tensor[:2]), sum(emb_col), sum(head_col)),
-        "sends": m * sends,
-        "bubble": rest,
-        "data": m * each + once,
-        "optimizer": optimizer * updated + 0.0 * m,
-    }
-    memory = (stage_memory(table, job, 0), stage_memory(table, job, p - 1))
-    peak = np.maximum(*(sum(part.values()) for part in memory))
-    return Costs(
-        sum(parts.values()),
-        parts,
-        peak,
-        (layer.forward, layer.backward),
-        (emb_mem[0] + emb_col[0], emb_mem[1] + emb_col[1]),
-        tuple(head_mem[i] + head_mul[i] + head_col[i] for i in (0, 1)),
-        send,
-    )
+def _updated(table: Table, job: Job, places: Sequence[Any]) -> Any:
+    """The most parameters that a rank of these stages updates."""
+    most = 0.0
+    for place in places:
+        held = [
+            size / np.where(table.zero_stage > 0, ranks, 1)
+            for size, ranks in zip(stage_holdings(table, job, place), sharers(table))
+        ]
+        most = np.maximum(most, sum(held))
+    return most
 
 
 CONSTANTS = Constants(
@@ -863,7 +1165,7 @@ class Prediction:
         plan, job, cluster: what was asked.
         seconds: of one step.
         parts: the same by what it is spent on, as the slowest stage sees it;
-            `TIME_PARTS`.
+            `TIME_PARTS`, and `FURTHER_PARTS` where there are such axes.
         memory: for each pipeline stage the bytes on its ranks by part; `MEMORY_PARTS`.
         usable: bytes of a GPU's memory that training can have.
         stages: for each pipeline stage (forward, backward) seconds of one micro-batch,
@@ -898,11 +1200,14 @@ class Prediction:
 
     @property
     def links(self) -> dict[str, str]:
-        """The tier that each axis' messages take; ranks count tp, then pp, then dp."""
+        """The tier that each axis' messages take; ranks count tp, (cp,) pp, then dp."""
         node, tiers = self.cluster.gpus_per_node, self.cluster.tiers
-        reach = {"tensor": self.plan.tp, "pipeline": self.plan.tp * self.plan.pp}
-        reach["data"] = self.plan.gpus
-        sizes = {"tensor": self.plan.tp, "pipeline": self.plan.pp, "data": self.plan.dp}
+        t, p, c, e = self.plan.tp, self.plan.pp, self.plan.cp, self.plan.ep
+        inner = t * max(c, e)  # experts' data ranks stand inside of the stages
+        reach = {"tensor": t, "pipeline": inner * p, "data": self.plan.gpus}
+        reach |= {"context": t * c, "experts": t * e}
+        sizes = {"tensor": t, "pipeline": p, "data": self.plan.dp * c}
+        sizes |= {"context": c, "experts": e}
         return {k: tiers[reach[k] > node].name for k, n in sizes.items() if n > 1}
 
     def _part_of_peak(self, flops: float) -> float:
@@ -928,12 +1233,12 @@ class Prediction:
 
 def check_plan(plan: Plan, job: Job, cluster: Cluster) -> None:
     """ValueError if the plan can't lay this job out on this cluster, memory aside."""
-    as_table([plan])  # refuses cp and ep
-    model = job.model
+    model = as_decoder(job.model)
     if plan.gpus != cluster.ranks:
+        degrees = ("dp", "tp", "pp", *(["cp"] if plan.cp > 1 else []))
         raise ValueError(
-            f"dp x tp x pp must be the cluster's {cluster.ranks} GPUs, got {plan.dp} x "
-            f"{plan.tp} x {plan.pp} = {plan.gpus}"
+            f"{' x '.join(degrees)} must be the cluster's {cluster.ranks} GPUs, got "
+            f"{' x '.join(str(getattr(plan, name)) for name in degrees)} = {plan.gpus}"
         )
     if plan.batch != job.batch:
         raise ValueError(
@@ -942,15 +1247,32 @@ def check_plan(plan: Plan, job: Job, cluster: Cluster) -> None:
         )
     if model.heads % plan.tp:
         raise ValueError(f"tp must divide the {model.heads} heads, got {plan.tp}")
-    if plan.sequence_parallel and job.sequence % plan.tp:
+    if not model.latent and model.kv_heads % plan.tp:
+        raise ValueError(f"tp must divide the {model.kv_heads} heads of keys and values, got {plan.tp}")
+    if plan.cp > 1 and job.sequence % (2 * plan.cp):
         raise ValueError(
-            f"tp must divide the sequence, {job.sequence}, for sequence parallelism, got {plan.tp}"
+            f"2 x cp must divide the sequence, {job.sequence}: each rank takes a piece "
+            f"from either end, got cp {plan.cp}"
         )
-    pieces = plan.pp * plan.virtual_stages
-    if pieces > model.layers:
-        raise ValueError(f"pp x virtual_stages must be at most the {model.layers} layers, got {pieces}")
-    if plan.schedule == "interleaved" and model.layers % pieces:
-        raise ValueError(f"pp x virtual_stages must divide the {model.layers} layers, got {pieces}")
+    if plan.sequence_parallel and job.sequence // plan.cp % plan.tp:
+        raise ValueError(
+            f"tp must divide the sequence, {job.sequence // plan.cp}, for sequence parallelism, got {plan.tp}"
+        )
+    if plan.ep > 1 and not model.experts:
+        raise ValueError(f"ep must be 1 for a model without experts, got {plan.ep}")
+    check_experts(plan.dp, plan.cp, plan.ep)
+    if model.experts % plan.ep:
+        raise ValueError(f"ep must divide the {model.experts} experts, got {plan.ep}")
+    pieces, layers = plan.pp * plan.virtual_stages, f"the {model.layers} layers"
+    count = model.layers + 2 * plan.ends_as_layers
+    if plan.ends_as_layers:
+        layers += " and two ends"
+    if pieces > count:
+        raise ValueError(f"pp x virtual_stages must be at most {layers}, got {pieces}")
+    if plan.schedule == "interleaved" and count % pieces:
+        raise ValueError(f"pp x virtual_stages must divide {layers}, got {pieces}")
+    if plan.ends_as_layers and count < 2 * plan.pp:
+        raise ValueError(f"pp must leave each stage a layer, {layers} on {plan.pp} stages don't")
 
 
 def predict(plan: Plan, job: Job, cluster: Cluster, constants: Constants = CONSTANTS) -> Prediction:
@@ -972,15 +1294,16 @@ def predict(plan: Plan, job: Job, cluster: Cluster, constants: Constants = CONST
     places = np.arange(plan.pp)
     memory = stage_memory(table, job, places)
     memory = {k: np.broadcast_to(v, plan.pp) for k, v in memory.items()}
-    parameters, layers = stage_parameters(table, job, places)
-    added = np.broadcast_to(_accumulation(table, job, cluster, constants), plan.pp)
+    kinds = stage_kinds(table, job, places)
+    added = _accumulation(table, job, cluster, constants, places)
     stages = []
     for i in range(plan.pp):
-        both = [layers[i] * float(found.layer[k][0]) for k in (0, 1)]
+        mine = [n[i] for n in kinds]
+        both = [float(found.stage(mine, k)[0]) for k in (0, 1)]
         for k in (0, 1):
             both[k] += (i == 0) * float(found.embedding[k][0])
             both[k] += (i == plan.pp - 1) * float(found.head[k][0])
-        stages.append((both[0], both[1] + float(added[i] * parameters[i])))
+        stages.append((both[0], both[1] + float(added[i])))
     return Prediction(
         plan,
         job,
@@ -995,13 +1318,24 @@ def predict(plan: Plan, job: Job, cluster: Cluster, constants: Constants = CONST
 
 
 def model_flops(job: Job) -> float:
-    """Operations that a step needs: 72·B·l·s·h²·(1 + s/(6h) + V/(12·l·h)).
+    """Operations that a step needs: 72·B·l·s·h²·(1 + s/(6h) + V/(12·l·h)) for a GPT.
 
-    Products only, forward and twice that backward. Source: Korthikanti et al. 2022.
+    Products only, forward and twice that backward. Source: Korthikanti et al. 2022. For
+    a `Decoder` 6 for each token and parameter that it is multiplied with, and attention.
+    A causal job counts half of attention.
     """
-    m, s = job.model, job.sequence
+    m, s, part = job.model, job.sequence, 0.5 if job.causal else 1.0
+    if isinstance(m, Decoder):
+        attention = m.layers * _core_flops(m, s) * part
+        return 3 * job.batch * (2 * s * m.product_parameters + attention)
     h, l, v = m.hidden, m.layers, m.vocabulary
-    return 72 * job.batch * l * s * h**2 * (1 + s / (6 * h) + v / (12 * l * h))
+    return 72 * job.batch * l * s * h**2 * (1 + part * s / (6 * h) + v / (12 * l * h))
+
+
+def _core_flops(model: Decoder, sequence: int) -> float:
+    """Operations of attention's two products in one layer, one sequence, forward."""
+    q, _, _, o = model.widths
+    return 2 * sequence**2 * (q + o)
 
 
 def hardware_flops(job: Job, recompute: str) -> float:
@@ -1011,8 +1345,15 @@ def hardware_flops(job: Job, recompute: str) -> float:
     "selective" adds one forward pass of attention's two products, 4·B·l·s²·h; with
     flash attention nothing.
     """
-    m, s = job.model, job.sequence
-    again = {"none": 0.0, "full": 24 * m.hidden**2 * s + 4 * s**2 * m.hidden}
+    m, s, part = job.model, job.sequence, 0.5 if job.causal else 1.0
+    if isinstance(m, Decoder):
+        core = m.layers * _core_flops(m, s) * part
+        products = 2 * s * (m.product_parameters - m.vocabulary * m.hidden)
+        again = {"none": 0.0, "full": products + core}
+        again["selective"] = core if job.attention == "stored" else 0.0
+        return model_flops(job) + job.batch * again[recompute]
+    full = 24 * m.hidden**2 * s + part * (4 * s**2 * m.hidden)
+    again = {"none": 0.0, "full": full}
     again["selective"] = 4 * s**2 * m.hidden if job.attention == "stored" else 0.0
     return model_flops(job) + job.batch * m.layers * again[recompute]
 

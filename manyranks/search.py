@@ -1,6 +1,7 @@
 # Generated from chapters/07_3d_parallelism.ipynb by tools/export.py: edit the notebook, then run `make export`.
 """Every plan of a job on a cluster: enumerated, filtered by memory, ranked by the predicted step, explained."""
 
+import itertools
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -8,8 +9,10 @@ from typing import Any
 
 import numpy as np
 
+from manyranks.models import Decoder, as_decoder
 from manyranks.planner import (
     CONSTANTS,
+    FURTHER_PARTS,
     RECOMPUTE,
     SCHEDULES,
     TIME_PARTS,
@@ -106,7 +109,7 @@ def stacked_bars(
 
 
 AXES = ("tp", "pp", "micro_batch", "zero_stage", "schedule", "virtual_stages")
-AXES = (*AXES, "recompute", "sequence_parallel")
+AXES = (*AXES, "recompute", "sequence_parallel", "cp", "ep", "ends_as_layers")
 LARGEST_MICRO_BATCH = 16
 LARGEST_VIRTUAL = 12
 
@@ -136,7 +139,7 @@ def _check_axes(allowed: Mapping[str, Any]) -> None:
                 takes = SCHEDULES if name == "schedule" else RECOMPUTE
                 if value not in takes:
                     raise ValueError(f"{name} must be one of {', '.join(takes)}, got {value!r}")
-            elif name == "sequence_parallel":
+            elif name in ("sequence_parallel", "ends_as_layers"):
                 if not isinstance(value, (bool, np.bool_)):
                     raise TypeError(f"{name} must be True or False, got {value!r}")
             else:
@@ -158,30 +161,53 @@ def plan_table(job: Job, cluster: Cluster, *, tensor_within_node: bool = True, *
     Micro-batches of up to 16 sequences, up to 12 virtual stages. What changes nothing
     is left out: ZeRO on one replica, schedules of a single stage, selective
     recomputation with flash attention.
+
+    Sequences are split only where you ask for it, ``cp=(1, 2, 4)``; experts, where there
+    are any, in every way. The layers of a `Decoder` needn't divide evenly: its stages
+    may differ by one, and its ends may count as layers.
     """
     _check_axes(allowed)
-    model, node = job.model, cluster.gpus_per_node
+    model, node = as_decoder(job.model), cluster.gpus_per_node
+    modern, ranks = isinstance(job.model, Decoder), cluster.ranks
+    shared = model.heads if model.latent else model.kv_heads
     tps = [
-        t for t in _divisors(math.gcd(model.heads, cluster.ranks)) if not tensor_within_node or node % t == 0
+        t for t in _divisors(math.gcd(model.heads, shared, ranks)) if not tensor_within_node or node % t == 0
     ]
     tps = _allowed(allowed.get("tp"), tps)
     recompute = ["none", *(["selective"] if job.attention == "stored" else []), "full"]
     recompute = _allowed(allowed.get("recompute"), recompute)
+    given = allowed.get("cp")
     blocks = []
-    for t in tps:
-        split = [False, *([True] if t > 1 and job.sequence % t == 0 else [])]
+    for t, c in itertools.product(tps, [1] if given is None else sorted({*_several(given)})):
+        if ranks % (t * c) or (c > 1 and job.sequence % (2 * c)):
+            continue
+        split = [False, *([True] if t > 1 and job.sequence // c % t == 0 else [])]
         split = _allowed(allowed.get("sequence_parallel"), split)
-        pps = _divisors(math.gcd(model.layers, cluster.ranks // t))
-        for p in _allowed(allowed.get("pp"), pps):
-            dp = cluster.ranks // (t * p)
-            if job.batch % dp:
+        pps = _divisors(ranks // (t * c))
+        for p, end in itertools.product(pps, (False, True) if modern else (False,)):
+            even = model.layers % p == 0
+            if p not in _allowed(allowed.get("pp"), [p]) or p > model.layers:
                 continue
+            if end not in _allowed(allowed.get("ends_as_layers"), [end]):
+                continue
+            layers, dp = model.layers + 2 * end, ranks // (t * c * p)
+            if (end and (p == 1 or layers < 2 * p)) or job.batch % dp:
+                continue
+            if (even and end) or not (even or modern):  # nothing to mend, or no way to
+                continue
+            eps = [
+                e
+                for e in (_divisors(model.experts) if model.experts else [1])
+                if dp * c % e == 0 and (e % c == 0 or c % e == 0)
+            ]
+            eps = _allowed(allowed.get("ep"), eps)
             mine = job.batch // dp
-            zeros = [0, 1, 2, 3] if dp > 1 else [0]
+            zeros = [0, 1, 2, 3] if dp * c > 1 else [0]
             zeros = _allowed(allowed.get("zero_stage"), zeros)
             sizes = [b for b in _divisors(mine) if b <= LARGEST_MICRO_BATCH]
             sizes = _allowed(allowed.get("micro_batch"), sizes)
-            pieces = [v for v in _divisors(model.layers // p) if v <= LARGEST_VIRTUAL]
+            dealt = layers // p if layers % p == 0 else 1
+            pieces = [v for v in _divisors(dealt) if v <= LARGEST_VIRTUAL]
             plain = [(1, 1)] if p == 1 else [(0, 1), (1, 1)]
             virtual = [(2, v) for v in pieces if v > 1 and p > 1]
             names = _allowed(allowed.get("schedule"), SCHEDULES)
@@ -191,11 +217,12 @@ def plan_table(job: Job, cluster: Cluster, *, tensor_within_node: bool = True, *
                     continue
                 fit = [b for b in sizes if code != 2 or mine // b % p == 0]
                 blocks += [
-                    (dp, t, p, b, mine // b, z, code, v, RECOMPUTE.index(r), int(sp))
+                    (dp, t, p, b, mine // b, z, code, v, RECOMPUTE.index(r), int(sp)) + (c, e, int(end))
                     for b in fit
                     for z in zeros
                     for r in recompute
                     for sp in split
+                    for e in eps
                 ]
     columns = np.array(blocks, dtype=np.int64).reshape(-1, len(Table._fields)).T
     return Table(*columns)
@@ -216,7 +243,7 @@ class Ranking:
     Attributes:
         job, cluster, constants: what was asked.
         best: the fastest plans.
-        layouts: the fastest plan of each (dp, tp, pp), fastest first.
+        layouts: the fastest plan of each (dp, tp, pp, cp, ep), fastest first.
         considered, fitting: how many plans there were, and how many fit.
         table, found: all plans, and their costs.
     """
@@ -282,7 +309,7 @@ def search(
     if not len(rows):
         raise NothingFits(*_what_would_fit(job, cluster, constants, options, table, found))
     ranked = _order(found, rows, table)
-    layouts = np.stack([table.tp, table.pp])[:, ranked]
+    layouts = np.stack([table.tp, table.pp, table.cp, table.ep])[:, ranked]
     _, first = np.unique(layouts, axis=1, return_index=True)
     firsts = ranked[np.sort(first)]
 
@@ -303,6 +330,14 @@ def _no_plan(job: Job, cluster: Cluster, options: Mapping[str, Any]) -> str:
         f"layers, dp the batch of {job.batch}, and dp x tp x pp must be "
         f"{cluster.ranks} GPUs"
     )
+    if options.get("cp") is not None:
+        why = why.replace("dp x tp x pp", "dp x tp x pp x cp") + (
+            f"; 2 x cp must divide the sequence, {job.sequence}"
+        )
+    if options.get("ep") is not None:
+        count = as_decoder(job.model).experts
+        rule = f"divide dp x cp and the {count} experts" if count else "be 1"
+        why += f"; ep must {rule}{'' if count else ' for a model without experts'}"
     return f"{why}, with {given}" if given else why
 
 
@@ -375,6 +410,12 @@ def _what_would_fit(
             if (peak := least(job, other, options)) is not None:
                 advice.append(f"as many {gpu.name}, {gpu.memory_bytes / 1e9:g} GB each: {peak / 1e9:.1f} GB")
                 break
+    if isinstance(job.model, Decoder) and options.get("cp") is None:
+        for ranks in (2, 4, 8, 16, 32, 64):
+            asked = {**options, "cp": ranks}
+            if (peak := least(job, cluster, asked)) is not None:
+                advice.append(f"split sequences, cp={ranks}: {peak / 1e9:.1f} GB a GPU")
+                break
     length = job.sequence
     while length > 256:
         length //= 2
@@ -386,7 +427,7 @@ def _what_would_fit(
 
 def _difference(loser: Prediction, winner: Prediction) -> str:
     """The parts in which one step is longer, and shorter, in words."""
-    gaps = {k: loser.parts[k] - winner.parts[k] for k in TIME_PARTS}
+    gaps = {k: loser.parts.get(k, 0.0) - winner.parts.get(k, 0.0) for k in (*TIME_PARTS, *FURTHER_PARTS)}
     told = sorted(gaps.items(), key=lambda gap: -abs(gap[1]))
     threshold = 0.002 * winner.seconds
     words = [f"{gap:+.3g} s {name}" for name, gap in told if abs(gap) > threshold]
@@ -454,7 +495,17 @@ def step_bars(predictions: Sequence[Prediction], title: str | None = None) -> An
 
     Returns: a `manyranks.show.Picture`.
     """
-    rows = {str(found.plan): found.parts for found in predictions}
+    rows = {str(found.plan): dict(found.parts) for found in predictions}
     if not rows:
         raise ValueError("predictions must hold one or more, got none")
-    return stacked_bars(rows, TIME_PARTS, lambda t: f"{t:.4g} s", title)
+    order = TIME_PARTS
+    if any(set(parts) - set(TIME_PARTS) for parts in rows.values()):
+        every = (*TIME_PARTS[:4], *FURTHER_PARTS, *TIME_PARTS[4:])
+        sums = {k: sum(parts.get(k, 0) for parts in rows.values()) for k in every}
+        kept = sorted((k for k in every if sums[k]), key=lambda k: -sums[k])
+        few = kept if len(kept) <= 8 else kept[:7]  # as many as there are textures
+        for parts in rows.values():
+            left = sum(parts.pop(k) for k in list(parts) if k not in few)
+            parts.update({"other": left} if len(kept) > 8 else {})
+        order = [k for k in every if k in few] + ["other"] * (len(kept) > 8)
+    return stacked_bars(rows, order, lambda t: f"{t:.4g} s", title)

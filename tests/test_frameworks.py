@@ -38,9 +38,28 @@ from manyranks.frameworks import (
     write,
 )
 from manyranks.memory import Transformer
+from manyranks.models import MODELS, Decoder, Latent
 from manyranks.planner import Job, Plan
 
 MODEL = Transformer(16, 256, 8, vocabulary=1024, positions=128)
+LLAMA = Decoder(16, 256, 8, vocabulary=1024, ffn=896, kv_heads=2, head_width=64)
+EXPERTS = Decoder(
+    *(14, 256, 8, 1024),
+    experts=8,
+    top_k=2,
+    shared_experts=1,
+    expert_ffn=128,
+    dense_layers=2,
+    router_bias=True,
+    latent=Latent(query=64, key_value=32, rotary=16, plain=32, value=32),
+)
+FIVE = [
+    (Plan(dp=2, tp=2, pp=2, cp=2, micro_batches=4, sequence_parallel=True), LLAMA),
+    (Plan(dp=4, tp=2, pp=2, cp=2, ep=8, micro_batches=4, zero_stage=2), EXPERTS),
+    (Plan(dp=4, pp=4, ep=4, micro_batches=8, zero_stage=1, ends_as_layers=True), EXPERTS),
+    (Plan(8, 1, 4, 1, 8, 3, "interleaved", 2, ep=4, ends_as_layers=True), EXPERTS),
+    (Plan(dp=2, cp=4, ep=2, micro_batches=2), EXPERTS),
+]
 CLUSTER = Cluster(nodes=8, gpus_per_node=8, gpu="H100")
 NAMES = {framework: {k.name for k in KNOBS if k.framework == framework} for framework in FRAMEWORKS}
 WRITERS = {
@@ -192,11 +211,11 @@ def test_every_documented_name_is_used_somewhere():
         Plan(dp=2, tp=2, micro_batches=2, recompute="full"),
         Plan(dp=2, cp=2, micro_batches=2),
     ]
-    for plan in every:
+    for plan, model in [*((plan, MODEL) for plan in every), *FIVE]:
         for convention in ("mixed16", "mixed18", "bf16", "fp32"):
             for precision in (None, "fp16"):
                 for overlap in ((), ("data",)):
-                    job = job_for(plan, convention=convention, overlap=overlap)
+                    job = job_for(plan, model=model, convention=convention, overlap=overlap)
                     for framework, writer in WRITERS.items():
                         try:
                             text = writer(plan, job, precision)
@@ -253,12 +272,72 @@ def test_the_script_s_names_are_pytorch_s():
         ("deepspeed", {"tp": 2, "zero_stage": 3}, "zero_stage 3 with tp 2"),
         ("deepspeed", {"cp": 2}, "cp 2"),
         ("megatron", {"pp": 2, "schedule": "gpipe"}, "schedule gpipe"),
+        ("torchrun", {"ep": 2}, "ep 2"),
+        ("torchtitan", {"ep": 2, "zero_stage": 2}, "ep 2: the job's model has no experts"),
+        ("deepspeed", {"ep": 2}, "ep 2"),
+        ("megatron", {"ep": 2}, "ep 2: the job's model has no experts"),
     ],
 )
 def test_unsupported_plans_name_the_field(framework, options, why):
     plan = Plan(**({"dp": 2, "micro_batches": 4} | options))
     with pytest.raises(Unsupported, match=f"^{why}"):
         WRITERS[framework](plan, job_for(plan))
+
+
+def test_five_axes_that_cannot_be_said():
+    plan = Plan(dp=4, ep=2, micro_batches=4)
+    job = job_for(plan, model=EXPERTS)
+    with pytest.raises(Unsupported, match="^ep 2 with zero_stage 0"):
+        torchtitan_toml(plan, job)
+    with pytest.raises(Unsupported, match="^ep 2"):
+        deepspeed_json(plan, job)
+    with pytest.raises(Unsupported, match="^model"):
+        torchrun_script(Plan(dp=2), job_for(Plan(dp=2), model=LLAMA))
+    with pytest.raises(Unsupported, match="^ends_as_layers"):
+        cut = Plan(dp=2, pp=2, micro_batches=2, ends_as_layers=True)
+        deepspeed_json(cut, job_for(cut))
+    with pytest.raises(ValueError, match="ep must divide dp x cp"):
+        megatron_arguments(Plan(dp=2, ep=8), job_for(Plan(dp=2), model=EXPERTS))
+    wide = Plan(dp=16, ep=16)
+    with pytest.raises(ValueError, match="plan must divide the 8 experts by ep, 16"):
+        megatron_arguments(wide, job_for(wide, model=EXPERTS))
+    cut = Plan(pp=4, micro_batches=4, ends_as_layers=True)
+    with pytest.raises(ValueError, match="16 layers and two ends by pp x virtual_stages, 4"):
+        torchtitan_toml(cut, job_for(cut))
+
+
+def pairs(words):
+    """Megatron's words as a dict; a flag's value is True."""
+    given, i = {}, 0
+    while i < len(words):
+        flag = i + 1 == len(words) or words[i + 1].startswith("--")
+        given[words[i]] = True if flag else words[i + 1]
+        i += 1 if flag else 2
+    return given
+
+
+def test_five_axes_in_megatron_s_words():
+    for plan, model in FIVE:
+        given = pairs(megatron_arguments(plan, job_for(plan, model=model)))
+        assert int(given.get("--context-parallel-size", 1)) == plan.cp
+        assert int(given.get("--expert-model-parallel-size", 1)) == plan.ep
+        assert ("--cp-comm-type" in given) == (plan.cp > 1)
+        assert ("--account-for-loss-in-pipeline-split" in given) == plan.ends_as_layers
+        assert "--use-tp-pp-dp-mapping" not in given  # it refuses context and expert parallelism
+        differs = omissions("megatron", plan, job_for(plan, model=model))
+        assert any(line.startswith("pp: its ranks count") for line in differs) == (plan.pp > 1)
+        assert given["--ffn-hidden-size"] == str(model.ffn) and given["--swiglu"]
+        assert given["--position-embedding-type"] == "rope" and given["--normalization"] == "RMSNorm"
+    assert given["--num-experts"] == "8" and given["--moe-router-topk"] == "2"
+    assert given["--moe-layer-freq"] == "[0]*2+[1]*12"
+    v3, plan = MODELS["deepseek-v3"], Plan(dp=64, ep=64)
+    given = pairs(megatron_arguments(plan, job_for(plan, model=v3)))
+    assert given["--moe-shared-expert-intermediate-size"] == "2048" and given["--q-lora-rank"] == "1536"
+    assert "model: its limit of nodes" in omissions("megatron", plan, job_for(plan, model=v3))[0]
+    llama = pairs(megatron_arguments(Plan(), job_for(Plan(), model=MODELS["llama3-8b"])))
+    assert llama["--num-query-groups"] == "8" and "--kv-channels" not in llama
+    gpt = pairs(megatron_arguments(Plan(), job_for(Plan())))
+    assert gpt["--ffn-hidden-size"] == "1024" and "--swiglu" not in gpt and "--normalization" not in gpt
 
 
 def test_unsupported_precisions():
@@ -381,9 +460,10 @@ EVERY = [
 
 
 def supported(framework):
-    for plan, precision in EVERY:
+    every = [*((plan, precision, MODEL) for plan, precision in EVERY), *((p, "bf16", m) for p, m in FIVE)]
+    for plan, precision, model in every:
         for convention in ("mixed16", "mixed18"):
-            job = job_for(plan, convention=convention)
+            job = job_for(plan, model=model, convention=convention)
             try:
                 yield plan, job, precision, WRITERS[framework](plan, job, precision)
             except Unsupported:
@@ -426,6 +506,9 @@ def test_torchtitan_reads_its_file(framework_packages, tmp_path):
         p = read.parallelism
         assert p.tensor_parallel_degree == plan.tp and p.pipeline_parallel_degree == plan.pp
         assert p.data_parallel_replicate_degree * p.data_parallel_shard_degree == plan.dp
+        assert (p.context_parallel_degree, p.expert_parallel_degree) == (plan.cp, plan.ep)
+        sharing = p.data_parallel_shard_degree * plan.cp * plan.tp
+        assert sharing % (plan.ep * p.expert_tensor_parallel_degree) == 0 or plan.ep == 1
         assert read.training.global_batch_size == plan.batch and read.training.seq_len == job.sequence
         modes = typing.get_args(typing.get_type_hints(ActivationCheckpoint)["mode"])
         assert read.activation_checkpoint.mode == plan.recompute and plan.recompute in modes
@@ -453,9 +536,12 @@ def test_megatron_core_takes_its_arguments(framework_packages):
         "use_distributed_optimizer": "use_distributed_optimizer",
         "data_parallel_sharding_strategy": "data_parallel_sharding_strategy",
         "ddp_bucket_size": "bucket_size",
+        "num_experts": "num_moe_experts",
+        "swiglu": "gated_linear_unit",
     }
+    latent = {"q_lora_rank", "kv_lora_rank", "qk_head_dim", "qk_pos_emb_head_dim", "v_head_dim"}
     counts = 0
-    for plan, _, precision, words in supported("megatron"):
+    for plan, job, precision, words in supported("megatron"):
         given, i = {}, 0
         while i < len(words):
             name = words[i][2:].replace("-", "_")
@@ -466,6 +552,10 @@ def test_megatron_core_takes_its_arguments(framework_packages):
             else:
                 value, i = True, i + 1
             given[other.get(name, name)] = value
+        if given.pop("disable_bias_linear", False):
+            given["add_bias_linear"] = False
+        if "moe_layer_freq" in given:
+            given["moe_layer_freq"] = eval(given["moe_layer_freq"])  # as its parser does
         made = {}
         for kind, names in groups.items():
             chosen = {name: value for name, value in given.items() if name in names}
@@ -473,17 +563,25 @@ def test_megatron_core_takes_its_arguments(framework_packages):
                 import torch
 
                 chosen["pipeline_dtype"] = torch.bfloat16 if precision == "bf16" else torch.float16
-            made[kind] = kind(**chosen)
+            if kind is config_module.TransformerConfig and "multi_latent_attention" in given:
+                chosen |= {name: given[name] for name in latent}
+                made[kind] = config_module.MLATransformerConfig(**chosen)
+            else:
+                made[kind] = kind(**chosen)
         counts += 1
         transformer = made[config_module.TransformerConfig]
-        assert transformer.num_layers == MODEL.layers and transformer.tensor_model_parallel_size == plan.tp
+        assert (
+            transformer.num_layers == job.model.layers and transformer.tensor_model_parallel_size == plan.tp
+        )
         assert transformer.sequence_parallel == plan.sequence_parallel
         assert (transformer.recompute_granularity or "none") == plan.recompute
         assert transformer.context_parallel_size == plan.cp
-        placed = set().union(*groups.values()) | {
+        assert transformer.expert_model_parallel_size == plan.ep
+        placed = set().union(*groups.values(), latent) | {
             *("seq_length", "max_position_embeddings", "position_embedding_type", "tokenizer_type"),
             *("vocab_size", "micro_batch_size", "global_batch_size", "ckpt_format", "use_megatron_fsdp"),
-            *("no_overlap_p2p_communication", "grad_reduce_in_bf16"),
+            *("no_overlap_p2p_communication", "grad_reduce_in_bf16", "group_query_attention"),
+            *("untie_embeddings_and_output_weights",),
         }
         assert set(given) <= placed, set(given) - placed
     assert counts > 40

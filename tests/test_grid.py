@@ -391,3 +391,10 @@ def test_zero_one_and_plain_data_parallelism_send_the_same():
     assert seconds[0] == pytest.approx(seconds[1])
     link = cluster.intra
     assert seconds[0] == pytest.approx(7e-3 + ring_all_reduce_seconds(8e6, 4, link.latency, link.bandwidth))
+
+
+def test_a_step_from_flops_alone_is_a_gpt_s():
+    from manyranks.models import MODELS
+
+    with pytest.raises(TypeError, match="model must be a Transformer, no other kind"):
+        step_shape(MODELS["llama3-8b"], make_grid(8, tp=8), 2048)

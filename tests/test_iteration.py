@@ -14,6 +14,7 @@ from manyranks.iteration import (
     step_of,
 )
 from manyranks.memory import Transformer
+from manyranks.models import MODELS
 from manyranks.pipeline import (
     SCHEDULES,
     Times,
@@ -53,6 +54,29 @@ def test_planner_and_simulation_agree(plan, cluster):
     assert found.difference == pytest.approx(found.predicted / found.seconds - 1)
     assert found.run.ranks == plan.pp
     assert found.folded in " ".join(found.run.notes)
+
+
+FIVE = [
+    (
+        Plan(8, 8, 16, 1, 16, 1, "interleaved", 8, "none", True, 16, ends_as_layers=True),
+        Job(MODELS["llama3-405b"], 131072, 128, "mixed18", causal=True),
+        2048,
+    ),
+    (Plan(128, 1, 16, 1, 120, 1, ep=64), Job(MODELS["deepseek-v3"], 4096, 15360, causal=True), 256),
+    (Plan(8, 2, 2, 1, 8, 3, cp=2, ep=8), Job(MODELS["mixtral-8x7b"], 8192, 64, causal=True), 8),
+    (Plan(4, 2, 4, 1, 8, 2, cp=2, ep=2), Job(MODELS["mixtral-8x7b"], 8192, 32, causal=True), 8),
+]
+
+
+@pytest.mark.parametrize("plan, job, nodes", FIVE, ids=["llama", "v3", "mixtral-8", "mixtral-2"])
+def test_five_axes_agree_too(plan, job, nodes):
+    found = simulate_plan(plan, job, Cluster(nodes, 8))
+    assert abs(found.difference) < 0.03 and found.run.ranks == plan.pp
+    assert (f"of {plan.cp} context" in found.folded) == (plan.cp > 1)
+    # one message a micro-batch, each tensor rank its part of each context rank's part
+    size = 2 * job.sequence * job.model.hidden // plan.cp // plan.tp
+    assert {m.bytes for m in found.run.traffic if m.call == "send"} == {size}
+    assert not [m for m in found.run.traffic if m.call == "all_reduce"]  # nothing is tied
 
 
 @pytest.mark.parametrize("name", ["gpipe", "1f1b"])

@@ -8,6 +8,7 @@ import pytest
 
 from manyranks import plan_command
 from manyranks.__main__ import COMMANDS, main
+from manyranks.models import MODELS
 from manyranks.planner import CONSTANTS, predict
 
 JOB = ["--model", "7B", "--cluster", "1x8xH100", "--batch", "64"]
@@ -82,6 +83,49 @@ def test_own_constants(capsys, tmp_path):
     assert status == 2 and "linck" in err
 
 
+def test_five_axes(capsys, tmp_path):
+    path = tmp_path / "plan.json"
+    moe = ["--model", "mixtral-8x7b", "--gpus", "64", "--batch", "512", "--sequence", "4096", "--causal"]
+    status, out, _ = run(capsys, *moe, "--ep", "4,8", "--cp", "1,2", "--json", str(path), "--explain")
+    assert status == 0 and "12.88B of them for a token" in out and " ep " in out.splitlines()[4]
+    answer = json.loads(path.read_text())
+    assert answer["job"]["causal"] is True and answer["job"]["model"]["experts"] == 8
+    for place, one in enumerate(answer["plans"]):
+        plan, job, cluster = plan_command.read(path, place)
+        assert plan.ep in (4, 8) and job.model == MODELS["mixtral-8x7b"]
+        again = predict(plan, job, cluster)
+        assert again.seconds == one["seconds"] and "experts" in one["parts"]
+    long = ["--model", "llama3-8b", "--gpus", "32", "--batch", "32", "--sequence", "131072"]
+    _, out, _ = run(capsys, *long, "--cp", "16", "--json", "-")
+    assert {one["plan"]["cp"] for one in json.loads(out)["plans"]} == {16}
+    _, out, _ = run(capsys, *JOB)
+    assert " cp " not in out and " ep " not in out
+    v3 = ["--model", "DeepSeek-V3", "--gpus", "2048", "--batch", "15360", "--sequence", "4096", "--tp", "1"]
+    status, _, _ = run(capsys, *v3, "--json", str(path))
+    assert status == 0 and plan_command.read(path)[1].model == MODELS["deepseek-v3"]
+
+
+def test_a_shape_with_experts(capsys):
+    shape = ["--layers", "8", "--hidden", "1024", "--heads", "8", "--kv-heads", "4", "--ffn", "2048"]
+    more = [
+        "--experts",
+        "8",
+        "--top-k",
+        "2",
+        "--expert-ffn",
+        "512",
+        "--shared-experts",
+        "1",
+        "--dense-layers",
+        "1",
+    ]
+    _, out, _ = run(
+        capsys, *shape, *more, "--gpus", "8", "--batch", "64", "--ends-as-layers", "no", "--json", "-"
+    )
+    found = json.loads(out)["job"]["model"]
+    assert (found["kv_heads"], found["expert_ffn"], found["dense_layers"]) == (4, 512, 1)
+
+
 @pytest.mark.parametrize(
     "arguments, says",
     [
@@ -93,6 +137,11 @@ def test_own_constants(capsys, tmp_path):
         (["--model", "7B", "--gpus", "8", "--gpu", "H1000", "--batch", "64"], "H1000"),
         ([*JOB, "--gpus", "8"], "--cluster"),
         ([*JOB, "--tp", "3"], "heads"),
+        ([*JOB, "--cp", "3"], "2 x cp"),
+        ([*JOB, "--ep", "2"], "ep must be 1 for a model without experts"),
+        ([*JOB, "--kv-heads", "8"], "--kv-heads exclude"),
+        ([*JOB, "--causal", "--attention", "stored"], "causal"),
+        (["--model", "llama3-8b", "--vocabulary", "5", "--gpus", "8", "--batch", "8"], "--vocabulary"),
         ([*JOB, "--zero-stage", "4"], "zero_stage"),
         ([*JOB, "--schedule", "zb"], "schedule"),
         ([*JOB, "--overlap", "most"], "overlap"),
@@ -109,6 +158,8 @@ def test_bad_input_is_one_clear_line(capsys, arguments, says):
     "arguments, says",
     [
         (["--model", "7Q", "--gpus", "8", "--batch", "8"], "7Q"),
+        (["--model", "7Q", "--gpus", "8", "--batch", "8"], "mixtral-8x7b"),
+        ([*JOB, "--cp", "x"], "--cp"),
         (["--model", "7B", "--gpus", "8"], "--batch"),
         (["--model", "7B", "--gpus", "0", "--batch", "8"], "--gpus"),
         (["--model", "7B", "--cluster", "8xH100", "--batch", "8"], "NODESxGPUSxNAME"),

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from manyranks.memory import Transformer
+from manyranks.models import MODELS, Decoder
 from manyranks.planner import CONSTANTS, Job, check_plan, model_of, predict
 from manyranks.runtime import Cluster
 from manyranks.search import NothingFits, plan_table, search, stacked_bars, step_bars
@@ -152,3 +153,62 @@ def test_no_plan_says_what_must_divide():
 def test_several_values_are_all_tried():
     table = plan_table(Job(SMALL, 1024, 16), A100, pp=(2, 4), recompute=("none", "full"))
     assert set(table.pp) == {2, 4} and set(table.recompute) == {0, 2}
+
+
+MOE = Decoder(12, 1024, 8, 5120, kv_heads=4, experts=8, top_k=2, expert_ffn=512, dense_layers=1)
+
+
+def test_sequences_are_split_only_where_asked_and_experts_everywhere():
+    job, cluster = Job(MOE, 4096, 64, causal=True), Cluster(4, 8)
+    usual, asked = plan_table(job, cluster), plan_table(job, cluster, cp=(1, 2, 4))
+    assert set(usual.cp) == {1} and set(usual.ep) == {1, 2, 4, 8}
+    assert set(asked.cp) == {1, 2, 4} and np.count_nonzero(asked.cp == 1) == len(usual.dp)
+    dense = plan_table(Job(SMALL, 1024, 64), cluster)
+    assert set(dense.cp) == set(dense.ep) == {1} and not dense.ends_as_layers.any()
+    plans = [asked.plan(i) for i in range(len(asked.dp))]
+    assert len(set(plans)) == len(plans)
+    for plan in plans[::7]:
+        check_plan(plan, job, cluster)
+
+
+def test_stages_of_a_decoder_may_differ():
+    llama = Job(MODELS["llama3-405b"], 8192, 2048, "mixed18", causal=True)
+    table = plan_table(llama, Cluster(1024, 8), tp=8, pp=16, recompute="none")
+    kinds = set(zip(table.schedule.tolist(), table.virtual_stages.tolist(), table.ends_as_layers.tolist()))
+    assert kinds >= {(1, 1, 0), (1, 1, 1), (2, 8, 1)} and (2, 8, 0) not in kinds
+    found = search(llama, Cluster(1024, 8), tp=8, pp=16)
+    assert found.winner.plan.ends_as_layers and found.winner.plan.virtual_stages == 8
+
+
+def test_a_search_over_five_axes_explains_itself():
+    job, cluster = Job(MOE, 32768, 32, causal=True), Cluster(4, 8)
+    found = search(job, cluster, cp=(1, 2, 4, 8), ep=(1, 4, 8))
+    told = found.explain()
+    assert "\n  cp " in told and "\n  ep " in told
+    assert "experts" in told or "context" in told
+    assert len({(p.plan.tp, p.plan.pp, p.plan.cp, p.plan.ep) for p in found.layouts}) == len(found.layouts)
+    spread = search(job, cluster, cp=4, ep=8, keep=2)
+    assert "context over" in spread.explain() and "experts over" in spread.explain()
+    drawn = step_bars(spread.best)
+    assert "context" in drawn.alt or "other" in drawn.alt
+    assert abs(sum(spread.winner.parts.values()) / spread.winner.seconds - 1) < 1e-9
+
+
+def test_bad_degrees_of_the_further_axes_are_named():
+    with pytest.raises(ValueError, match="ep must be 1 for a model without experts, with ep=2"):
+        search(Job(SMALL, 1024, 16), A100, ep=2)
+    with pytest.raises(ValueError, match="ep must divide dp x cp and the 8 experts"):
+        search(Job(MOE, 4096, 64), A100, ep=3)
+    with pytest.raises(ValueError, match="2 x cp must divide the sequence"):
+        search(Job(MOE, 4096, 64), A100, cp=3)
+    with pytest.raises(ValueError, match="cp"):
+        search(Job(MOE, 4096, 64), A100, cp=0)
+    with pytest.raises(TypeError, match="ends_as_layers"):
+        search(Job(MOE, 4096, 64), A100, ends_as_layers=2)
+
+
+def test_what_does_not_fit_may_fit_with_split_sequences():
+    job = Job(MODELS["llama3-8b"], 262144, 8, causal=True)
+    with pytest.raises(NothingFits) as caught:
+        search(job, Cluster(8, 8), recompute="none", tp=1)
+    assert any(line.startswith("split sequences, cp=") for line in caught.value.advice)
