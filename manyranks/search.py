@@ -101,8 +101,9 @@ def stacked_bars(
     told = "; ".join(
         f"{label}: {write(totals[label])}, of which "
         + ", ".join(f"{k} {parts[k] / totals[label]:.0%}" for k in shown if parts.get(k))
-        for label, parts in rows.items()
         if totals[label]
+        else label
+        for label, parts in rows.items()
     )
     alt = f"{title + '. ' if title else ''}{told}"
     return pen.done(y + 20 * ((len(shown) + 3) // 4), alt)
