@@ -101,9 +101,10 @@ test: book  ## build the book, then run every test: notebooks, package, labs, gr
 		$(PY) -m pytest chapters --nbval --nbval-current-env --nbval-sanitize-with=tests/nbval_sanitize.cfg \
 			--nbval-cell-timeout=$(CELL_TIMEOUT) -n $(JOBS) --dist loadfile $(PYTEST_ARGS) || status=$$?
 	fi
-	echo "The package, the labs and the grader; the built site beside them, printed afterwards"
-	$(PY) -m pytest tests/site --durations=10 $(PYTEST_ARGS) >_build/site_tests.log 2>&1 & site=$$!
-	$(PY) -m pytest tests --ignore=tests/site --durations=10 $(PYTEST_ARGS) || status=$$?
+	echo "The package, the labs and the grader; beside them the built site and Colab's rehearsal, printed afterwards"
+	beside="tests/site tests/test_colab.py"
+	$(PY) -m pytest $$beside --durations=10 $(PYTEST_ARGS) >_build/site_tests.log 2>&1 & site=$$!
+	$(PY) -m pytest tests $${beside//tests/--ignore=tests} --durations=10 $(PYTEST_ARGS) || status=$$?
 	wait $$site || status=$$?
 	cat _build/site_tests.log
 	exit $$status
