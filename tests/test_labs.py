@@ -1,7 +1,8 @@
 """Every lab: its solution passes its tests, the file that a student starts from doesn't, and each typical mistake fails
 exactly the tests that it should.
 
-The mistakes are in `tests/labs/<lab>/`: a whole lab.py each, whose docstring says ``fails: test_a, test_b``.
+The mistakes are in `tests/labs/<lab>/`, and each one's docstring says ``fails: test_a, test_b``. Below it is a lab.py, or
+``CHANGES = [(old, new), ...]``: what is put in place of a part of the lab's solution.py.
 """
 
 from __future__ import annotations
@@ -35,6 +36,19 @@ def fails(path: Path) -> set[str]:
     return {name.strip().rstrip(".") for name in found[1].replace("\n", " ").split(",")}
 
 
+def handed_in(path: Path) -> str:
+    """The text of a lab.py: the file as it is, or the solution with a mistake's CHANGES."""
+    text = path.read_text(encoding="utf-8")
+    last = ast.parse(text).body[-1]
+    if not (isinstance(last, ast.Assign) and ast.unparse(last.targets[0]) == "CHANGES"):
+        return text
+    text = (ROOT / "labs" / path.parent.name / "solution.py").read_text(encoding="utf-8")
+    for old, new in ast.literal_eval(last.value):
+        assert text.count(old) == 1, f"{path.name}: the solution has this {text.count(old)} times:\n{old}"
+        text = text.replace(old, new)
+    return text
+
+
 @functools.cache
 def outcomes(lab: Path, mistakes: bool = False) -> dict[str, dict[str, dict]]:
     """What solution and start, or the mistakes, do to the lab's tests: {file: {test: points, doc, cases, failed}}."""
@@ -46,7 +60,7 @@ def outcomes(lab: Path, mistakes: bool = False) -> dict[str, dict[str, dict]]:
         for name, path in files.items():
             folder = Path(base, name)
             shutil.copytree(lab, folder, ignore=shutil.ignore_patterns("__pycache__", ".*"))
-            shutil.copyfile(path, folder / "lab.py")
+            (folder / "lab.py").write_text(handed_in(path), encoding="utf-8")
             orders[name] = str(folder)
         Path(base, "orders.json").write_text(json.dumps(orders))
         subprocess.run(
@@ -140,8 +154,9 @@ def test_the_grader_agrees_on_lab_1(tmp_path):
     files = [path for path in WRONG if path.parent.name == FIRST.name]
     wanted = {path.stem: fails(path) for path in files}
     solution = (FIRST / "solution.py").read_bytes()  # the mistakes import what they leave as it is
-    handed_in = [Submission(p.stem, files={"lab.py": p.read_bytes(), "solution.py": solution}) for p in files]
-    results = list(batch.run(handed_in))
+    texts = {path.stem: handed_in(path).encode() for path in files}
+    submissions = [Submission(n, files={"lab.py": t, "solution.py": solution}) for n, t in texts.items()]
+    results = list(batch.run(submissions))
     assert [(r.student, r.problem, r.notes) for r in results if r.problem or r.notes] == []
     for result in results:
         failed = {outcome.short: outcome.message for outcome in result.outcomes if not outcome.passed}

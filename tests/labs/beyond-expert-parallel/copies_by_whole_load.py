@@ -3,15 +3,9 @@
 fails: test_replicas
 """
 
-from solution import *  # noqa: F403
-
-
-def replicas(loads, slots, most):
-    """How often each expert is held."""
-    if not len(loads) <= slots <= len(loads) * most:
-        raise ValueError(f"slots must be {len(loads)} to {len(loads) * most}, got {slots}")
-    copies = [1] * len(loads)
-    for _ in range(slots - len(loads)):
-        open_ones = [e for e in range(len(loads)) if copies[e] < most]
-        copies[max(open_ones, key=lambda e: loads[e])] += 1
-    return copies
+CHANGES = [
+    (
+        "max(open_ones, key=lambda e: loads[e] / copies[e])",
+        "max(open_ones, key=lambda e: loads[e])",
+    ),
+]

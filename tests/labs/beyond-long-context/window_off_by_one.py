@@ -6,22 +6,17 @@ fails: test_split_balances_the_work, test_split_within_memory, test_needed_rows,
   test_ring_bytes, test_forward_with_empty_shards, test_backward_with_empty_shards
 """
 
-import solution
-from solution import *  # noqa: F403
-
-
-def _wider(f, at):
-    def wide(*args, **options):
-        args = list(args)
-        if len(args) > at and args[at] is not None:
-            args[at] += 1
-        elif options.get("window") is not None:
-            options["window"] += 1
-        return f(*args, **options)
-
-    return wide
-
-
-solution._mask = _wider(solution._mask, 5)
-solution.needed_rows = needed_rows = _wider(solution.needed_rows, 2)
-balanced_split = _wider(solution.balanced_split, 2)
+CHANGES = [
+    (
+        "keys = np.minimum(keys, window)",
+        "keys = np.minimum(keys, window + 1)",
+    ),
+    (
+        "low = max(low, first - window + 1)",
+        "low = max(low, first - window)",
+    ),
+    (
+        "seen & (i - j < window)",
+        "seen & (i - j <= window)",
+    ),
+]
