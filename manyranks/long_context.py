@@ -11,10 +11,12 @@ from array_api_compat import array_namespace, device
 from manyranks.runtime import Array, Comm, chunk_bounds, is_phantom
 
 __all__ = [
+    "CONTEXT_PARALLEL",
     "Layout",
     "Tokens",
     "attend",
     "attend_backward",
+    "attention_bytes",
     "attention_flops",
     "blockwise_attention",
     "count_visible",
@@ -31,6 +33,7 @@ __all__ = [
     "ring_attention_forward",
     "ring_volume",
     "rope",
+    "time_attention",
     "to_heads",
     "to_tokens",
     "together",
@@ -124,7 +127,7 @@ def together(layout: Layout) -> Tokens:
     return Tokens(*(np.concatenate(field) for field in zip(*layout)))
 
 
-def visible(rows: Tokens, columns: Tokens, causal: bool = True) -> np.ndarray:
+def visible(rows: Tokens, columns: Tokens, causal: bool = True) -> Array:
     """Which of the tokens `columns` each of the tokens `rows` may look at.
 
     Returns: booleans of shape (rows, columns): the same document and, if `causal`, not
@@ -362,7 +365,10 @@ def _seen(
     comm.compute(flops=flops, label="attention" + " backward" * back)
     if is_phantom(q) or pairs == len(rows.places) * len(columns.places):
         return pairs, None
-    return pairs, visible(rows, columns, causal)
+    where = [  # so that the mask is made where it is used
+        Tokens(*(array_namespace(q).asarray(x, device=device(q)) for x in part)) for part in (rows, columns)
+    ]
+    return pairs, visible(*where, causal)
 
 
 def ring_attention_forward(
@@ -644,3 +650,78 @@ def rope(x: Array, positions: Array, base: float = 10_000.0, inverse: bool = Fal
     cos, sin = (xp.asarray(f(angle), device=device(x), dtype=x.dtype) for f in (np.cos, np.sin))
     one, two = x[..., :half], x[..., half:]
     return xp.concat([one * cos - two * sin, two * cos + one * sin], axis=-1)
+
+
+#: Name -> forward and backward of each attention over a sequence that is cut across ranks.
+CONTEXT_PARALLEL = {
+    "ring": (ring_attention_forward, ring_attention_backward),
+    "ulysses": (ulysses_forward, ulysses_backward),
+    "gather": (gathered_forward, gathered_backward),
+}
+
+
+def attention_bytes(
+    name: str,
+    tokens: int,
+    heads: int,
+    kv_heads: int,
+    head_dim: int,
+    ranks: int,
+    itemsize: int,
+) -> float:
+    """Bytes that each rank sends in both passes of one of `CONTEXT_PARALLEL`, parts being equal.
+
+    >>> attention_bytes("ring", 16_384, 64, 8, 128, ranks=8, itemsize=2)
+    176160768.0
+    """
+    if name == "ulysses":
+        return 2 * itemsize * ulysses_volume(tokens, heads, kv_heads, head_dim, ranks)
+    one = {"ring": ring_volume, "gather": gathered_volume}[name]
+    return itemsize * sum(one(tokens, kv_heads, head_dim, ranks, b) for b in (False, True))
+
+
+def time_attention(
+    comm: Comm,
+    whole: Sequence[Array],
+    splits: Sequence[str] = ("contiguous", "zigzag"),
+    names: Sequence[str] = tuple(CONTEXT_PARALLEL),
+    repeats: int = 5,
+    dtype: str = "float32",
+) -> dict[str, list]:
+    """Time causal attention over a cut sequence, forward and backward; a rank program.
+
+    The ways are timed in turn, so that all meet the same other work.
+
+    Args:
+        comm: the ranks that share the sequence.
+        whole: q, k, v and a gradient of the result, of all tokens: shapes (b, a, s, d),
+            (b, k, s, d), (b, k, s, d) and (b, a, s, d). This rank takes its part.
+        splits: cuts, as `token_layout` names them.
+        names: of `CONTEXT_PARALLEL`. Ulysses needs as many key-value heads as ranks.
+        repeats: timed repetitions; one more warms up.
+        dtype: the type to compute in, by the array module's name for it.
+
+    Returns: for each pair of a cut and a way, cuts first: "seconds", a list of `repeats`
+    (for `manyranks.collectives.quickest`), and "apart", the largest difference of its
+    results from those of the first way, over their largest number. For each cut: "pairs",
+    how many this rank's queries see.
+    """
+    xp, kind, cases, pairs = comm.xp, getattr(comm.xp, dtype), [], []
+    for split in splits:
+        layout = token_layout(whole[0].shape[2], comm.size, split)
+        mine = [xp.astype(cut_tokens(x, layout)[comm.rank], kind) for x in whole]
+        pairs.append(count_visible(layout[comm.rank], together(layout)))
+        cases += [(CONTEXT_PARALLEL[name], layout, mine, name == names[0]) for name in names]
+    seconds, apart, wanted = [[] for _ in cases], [], ()
+    for repeat in range(repeats + 1):
+        for times, ((forward, backward), layout, (q, k, v, dout), first) in zip(seconds, cases):
+            comm.barrier()
+            began = comm.time()
+            out, saved = forward(comm, q, k, v, layout)
+            found = (out, *backward(comm, saved, dout))
+            if repeat:
+                times.append(comm.time() - began)
+                continue
+            wanted = found if first else wanted
+            apart.append(max(float(xp.max(xp.abs(x - y)) / xp.max(xp.abs(y))) for x, y in zip(found, wanted)))
+    return {"seconds": seconds, "apart": apart, "pairs": pairs}

@@ -41,6 +41,8 @@ __all__ = [
     "route",
     "route_backward",
     "shard_experts",
+    "steered_tokens",
+    "time_experts",
     "top_k",
     "two_hop_forward",
     "update_bias",
@@ -715,4 +717,90 @@ def two_hop_forward(comm: Comm, params: Params, x: Array, k: int, per_node: int,
     out = x * 0
     for i, part in zip(wanted, across.all_to_all(_pieces(y, [len(r) for r in rows]))):
         out[i] = out[i] + part
+    return out
+
+
+def steered_tokens(
+    tokens: int, hidden: int, experts: int, k: int, hot: float = 0.0, seed: int = 0
+) -> np.ndarray:
+    """Tokens with their choices written into them, for the router ``np.eye(hidden, experts)``.
+
+    Args:
+        tokens, hidden, experts, k: n, h, E and k; h is at least E. If E divides n·k, the
+            choices are balanced exactly.
+        hot: the share of the tokens, from the first on, that go to expert 0 first,
+            whatever else they choose.
+        seed: of the components that the router doesn't read.
+
+    Returns: shape (n, h), 32-bit numbers.
+
+    >>> for hot in (0.0, 1.0):
+    ...     x = steered_tokens(8, 6, 4, 2, hot)
+    ...     expert_load(route(x @ np.eye(6, 4), 2).chosen, 4).tolist()
+    [4, 4, 4, 4]
+    [8, 4, 0, 4]
+    """
+    _check_choice(experts, k)
+    if hidden < experts:
+        raise ValueError(f"hidden must be at least the {experts} experts, got {hidden}")
+    row = np.arange(tokens)
+    wanted = (k * row[:, None] + np.arange(k)) % experts
+    to_hot = row < round(hot * tokens)
+    swapped = np.where(wanted == 0, wanted[:, :1], wanted)  # none is chosen twice
+    swapped[:, 0] = 0
+    wanted = np.where(to_hot[:, None], swapped, wanted)
+    x = np.random.default_rng(seed).normal(size=(tokens, hidden)).astype(np.float32)
+    x[:, :experts] = 0
+    x[row[:, None], wanted] = np.arange(k, 0, -1)
+    return x
+
+
+def time_experts(
+    comm: Comm,
+    params: Params,
+    batches: Sequence[Array],
+    k: int,
+    repeats: int = 5,
+    dtype: str = "float32",
+) -> dict[str, list]:
+    """Time an expert-parallel layer, forward and backward; a rank program.
+
+    The batches are timed in turn, so that all meet the same other work.
+
+    Args:
+        comm: the expert-parallel ranks.
+        params: this rank's part, by `shard_experts`.
+        batches: this rank's tokens, several times, each of shape (n, h); such as of
+            `steered_tokens`.
+        k: experts a token.
+        repeats: timed repetitions; one more warms up.
+        dtype: the type to compute in, by the array module's name for it.
+
+    Returns: for each batch "seconds", a list of `repeats` (for
+    `manyranks.collectives.quickest`); "rows", how many this rank's experts worked on; and
+    "bytes", what this rank sent in the all-to-alls of both passes.
+    """
+    kind = getattr(comm.xp, dtype)
+    params = {name: comm.xp.astype(p, kind) for name, p in params.items()}
+    batches = [comm.xp.astype(x, kind) for x in batches]
+    out: dict[str, list] = {"seconds": [[] for _ in batches], "rows": [], "bytes": []}
+    for repeat in range(repeats + 1):
+        for times, x in zip(out["seconds"], batches):
+            comm.barrier()
+            began = comm.time()
+            y, saved = expert_parallel_forward(comm, params, x, k)
+            expert_parallel_backward(comm, params, saved, y)
+            if repeat:
+                times.append(comm.time() - began)
+                continue
+            plan = saved["plan"]
+            out["rows"].append(sum(plan.counts))
+            abroad = sum(  # each way forward, and again backward
+                sum(counts)
+                for table in (plan.sent, plan.received)
+                for rank, counts in enumerate(table)
+                if rank != comm.rank
+            )
+            row = x.shape[1] * x.itemsize
+            out["bytes"].append(2 * abroad * row + 8 * len(plan.counts) * (comm.size - 1))
     return out

@@ -444,7 +444,8 @@ def test_programs_under_torchrun_run_on_the_first_ranks():
 def test_the_chapters_read_every_recorded_program():
     text = "".join(path.read_text(encoding="utf-8") for path in sorted(ROOT.glob("chapters/*.ipynb")))
     assert set(re.findall(r'recorded\(\\"(\w+)\\"\)', text)) == set(chapters.CHAPTERS)
-    assert {name[:2]: name for name in chapters.CHAPTERS} == record_tool.NAMES
+    assert list(record_tool.NAMES.values()) == list(chapters.CHAPTERS)
+    assert list(record_tool.NAMES) == ["01", "02", "03", "04", "05", "06", "08", "beyond_1", "beyond_2"]
 
 
 @pytest.mark.slow
@@ -455,6 +456,37 @@ def test_a_chapters_program_under_launch(tmp_path):
     assert done.returncode == 0, done.stderr
     (entry,) = recorded("08_overlap_trial", tmp_path)
     assert set(entry["seconds"]) == {"computing", "communicating", "both"} and entry["ranks"] == 2
+
+
+@pytest.mark.parametrize("name", ["beyond_1_attention", "beyond_2_experts"])
+def test_the_programs_beyond_the_guide_are_recorded(name, tmp_path, monkeypatch, capsys):
+    def small(module, function, shrink):
+        program = getattr(module, function)
+        monkeypatch.setattr(module, function, lambda comm, **given: program(comm, **shrink(given)))
+
+    def fewer_tokens(given):
+        return {**given, "whole": [x[:, :, :32] for x in given["whole"]], "repeats": 1}
+
+    def fewer_rows(given):
+        return {**given, "batches": [x[:64] for x in given["batches"]], "repeats": 1}
+
+    small(chapters.long_context, "time_attention", fewer_tokens)
+    small(chapters.mixture_of_experts, "time_experts", fewer_rows)
+    command = [name, "--ranks", "2", "--device", "cpu", "--record", "--results", str(tmp_path)]
+    assert cli.main(command) == 0
+    (entry,) = recorded(name, tmp_path)
+    assert entry["world"] == "2 processes, gloo on CPU" and entry["ranks"] == 2
+    if name == "beyond_1_attention":
+        ways = {"ring", "ulysses", "gather"}
+        assert set(entry["bytes"]) == ways and set(entry["seconds"]) == {"contiguous", "zigzag"}
+        for split, times in entry["seconds"].items():
+            assert (
+                set(times) == ways and min(times.values()) > 0 and sum(entry["pairs"][split]) == 32 * 33 / 2
+            )
+        assert entry["apart"] < 1e-4
+    else:
+        assert len(entry["seconds"]) == len(entry["hot"]) == len(entry["bytes"]) and entry["hot"][0] == 0
+        assert entry["rows"][0] == [128, 128] and all(sum(rows) == 256 for rows in entry["rows"])
 
 
 def test_recorded_files_hold_what_the_readers_need():

@@ -428,3 +428,29 @@ def test_real_processes_give_the_simulators_numbers(ranks):
         ]
         assert_all_close(parts[0], parts[1], 1e-12)
         assert_all_close(parts[0], dense(*arrays, documents))
+
+
+def test_the_ways_are_timed_in_turn_and_agree():
+    whole = [x.astype(np.float32) for x in random_qkv(24, 6, 6)]
+    for run in (
+        simulate(lc.time_attention, ranks=3, whole=whole, repeats=2),
+        launch(lc.time_attention, ranks=2, whole=whole, repeats=2, device="cpu", timeout=120),
+    ):
+        ranks, found = len(run.results), run.results
+        assert np.shape([r["seconds"] for r in found]) == (ranks, 6, 2)
+        assert all(r["apart"][0] == r["apart"][3] == 0 and max(r["apart"]) < 1e-5 for r in found)
+        contiguous, zigzag = zip(*(r["pairs"] for r in found))
+        assert sum(contiguous) == sum(zigzag) == 24 * 25 / 2
+        assert set(zigzag) == {24 * 25 // 2 // ranks} and contiguous[0] < contiguous[-1]
+        each = sum(lc.attention_bytes(name, 24, 6, 6, 4, ranks, 4) for name in lc.CONTEXT_PARALLEL)
+        sent = run.bytes_sent - run.traffic.where(call="barrier").sent()
+        assert sent.tolist() == [3 * 2 * each] * ranks  # with the warm-up, for both cuts
+
+
+def test_a_wrong_way_is_far_apart(monkeypatch):
+    forward, backward = lc.CONTEXT_PARALLEL["gather"]
+    wrong = forward, lambda comm, saved, dout: backward(comm, saved, 2 * dout)
+    monkeypatch.setitem(lc.CONTEXT_PARALLEL, "gather", wrong)
+    run = simulate(lc.time_attention, ranks=2, whole=random_qkv(8, 2, 2), splits=["zigzag"], dtype="float64")
+    for ring, ulysses, gather in (r["apart"] for r in run.results):
+        assert ring == 0 and ulysses < 1e-12 and gather > 0.5

@@ -32,6 +32,8 @@ from manyranks.mixture_of_experts import (
     route,
     route_backward,
     shard_experts,
+    steered_tokens,
+    time_experts,
     top_k,
     two_hop_forward,
     update_bias,
@@ -588,6 +590,46 @@ def test_reduced_gradients_are_the_mean_losss(edp, ep):
         part = shard_experts(want, rank % ep, ep)
         for name in params:
             np.testing.assert_allclose(got[name], part[name], atol=1e-12)
+
+
+# ------------------------------------------------------------------ timed
+
+
+@given(st.integers(1, 6), st.integers(1, 6), st.floats(0, 1), st.data())
+def test_steered_tokens_go_where_they_are_told(experts, blocks, hot, draw):
+    k = draw.draw(st.integers(1, experts))
+    tokens = experts * blocks
+    x = steered_tokens(tokens, experts + 2, experts, k, hot)
+    chosen = route(x @ np.eye(experts + 2, experts), k).chosen
+    first = round(hot * tokens)
+    assert (chosen[:first, 0] == 0).all()
+    assert all(len(set(row)) == k for row in chosen.tolist())
+    even = expert_load(
+        route(steered_tokens(tokens, experts, experts, k) @ np.eye(experts), k).chosen, experts
+    )
+    assert set(even.tolist()) == {tokens * k // experts}
+    with pytest.raises(ValueError, match="hidden must be at least"):
+        steered_tokens(tokens, experts - 1, experts, k)
+
+
+def test_timed_experts_tell_their_rows_and_bytes():
+    params = {n: p.astype(np.float32) for n, p in layer(8, 6, 4).items()}
+    params["router"] = np.eye(8, 4, dtype=np.float32)
+    batches = [steered_tokens(16, 8, 4, 2, hot) for hot in (0.0, 1.0)]
+    for run in (
+        simulate(time_experts, ranks=4, params=shard_experts(params, 0, 4), batches=batches, k=2, repeats=2),
+        launch(time_experts, ranks=2, params=shard_experts(params, 0, 2), batches=batches, k=2, repeats=2,
+               device="cpu", timeout=120),
+    ):  # fmt: skip
+        ranks, found = len(run.results), run.results
+        assert np.shape([r["seconds"] for r in found]) == (ranks, 2, 2)
+        balanced, hot = zip(*(r["rows"] for r in found))
+        assert set(balanced) == {32} and sum(hot) == 32 * ranks
+        assert hot[0] == (64 if ranks == 4 else 48)
+        formula = expert_parallel_traffic(16, 2, 8, 4, ranks, 4)
+        assert {r["bytes"][0] for r in found} == {formula.total}
+        sent = run.traffic.where(call="all_to_all").sent().tolist()
+        assert sent == [3 * sum(r["bytes"]) for r in found]
 
 
 # ------------------------------------------------------------------ real processes

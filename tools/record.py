@@ -2,6 +2,7 @@
 
     python tools/record.py                      # everything, on the GPUs if there are any, otherwise on CPU
     python tools/record.py 02 --ranks 4         # one chapter
+    python tools/record.py beyond_1 beyond_2
     python tools/record.py --device cpu
 
 The programs are in `manyranks.bench.chapters`, and `python -m manyranks.bench 02_all_reduce_sweep --record` runs one of
@@ -12,12 +13,13 @@ the chapters' cells show them the next time they run (`make refresh`).
 from __future__ import annotations
 
 import argparse
+import re
 
 from manyranks.bench.chapters import CHAPTERS
 from manyranks.bench.cli import chapter
 from manyranks.results import record
 
-NAMES = {name[:2]: name for name in CHAPTERS}
+NAMES = {re.match(r"(beyond_)?\d+", name)[0]: name for name in CHAPTERS}
 
 
 def main() -> None:

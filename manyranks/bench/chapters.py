@@ -11,7 +11,17 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from manyranks import collectives, data_parallel, memory, overlap, pipeline, tensor_parallel, zero
+from manyranks import (
+    collectives,
+    data_parallel,
+    long_context,
+    memory,
+    mixture_of_experts,
+    overlap,
+    pipeline,
+    tensor_parallel,
+    zero,
+)
 from manyranks.runtime import Comm
 
 __all__ = ["CHAPTERS", "Start"]
@@ -133,6 +143,49 @@ def overlap_trial(start: Start) -> Found:
     return world, {"ranks": start.ranks, "width": width, "gradient_bytes": 4 * numbers, "seconds": seconds}
 
 
+def attention(start: Start) -> Found:
+    """Ring, Ulysses and gathered attention, causal, both passes, for two cuts of the sequence (beyond 1)."""
+    ranks, splits, heads, kv = start.ranks, ("contiguous", "zigzag"), 16, 8
+    base, width, dtype = (8192 * min(ranks, 2), 128, "bfloat16") if start.gpu else (1024, 64, "float32")
+    tokens = base // (2 * ranks) * 2 * ranks  # so that all parts are equal
+    names = [name for name in long_context.CONTEXT_PARALLEL if name != "ulysses" or ranks <= kv]
+    rng = np.random.default_rng(0)
+    whole = [rng.normal(size=(1, n, tokens, width)).astype(np.float32) for n in (heads, kv, kv, heads)]
+    given = {"whole": whole, "splits": splits, "names": names, "dtype": dtype, "repeats": 9}
+    results, world = start.run(long_context.time_attention, ranks=ranks, **given)
+    size = {"tokens": tokens, "heads": heads, "kv_heads": kv, "head_dim": width}
+    sent = {
+        name: long_context.attention_bytes(name, **size, ranks=ranks, itemsize=2 if start.gpu else 4)
+        for name in names
+    }
+    quick = collectives.quickest([r["seconds"] for r in results]).reshape(len(splits), -1).tolist()
+    return world, {
+        **{"ranks": ranks, **size, "dtype": dtype, "bytes": sent},
+        "seconds": {split: dict(zip(names, times)) for split, times in zip(splits, quick)},
+        "pairs": dict(zip(splits, zip(*(r["pairs"] for r in results)))),
+        "apart": max(max(r["apart"]) for r in results),
+    }
+
+
+def experts(start: Start) -> Found:
+    """An expert-parallel layer, both passes, balanced and with a hot expert (beyond 2)."""
+    ranks, each, k, hot = start.ranks, 4, 2, (0.0, 0.5, 0.75, 1.0)
+    hidden, ffn, tokens, dtype = (2048, 8192, 8192, "bfloat16") if start.gpu else (256, 1024, 1024, "float32")
+    tokens, hidden = tokens // (each * ranks) * each * ranks, max(hidden, each * ranks)
+    rng = np.random.default_rng(0)
+    shapes = mixture_of_experts.moe_shapes(hidden, ffn, each)
+    # the same experts on every rank: it is about time
+    params = {n: rng.normal(size=s).astype(np.float32) / s[-2] ** 0.5 for n, s in shapes.items()}
+    params["router"] = np.eye(hidden, each * ranks, dtype=np.float32)
+    batches = [mixture_of_experts.steered_tokens(tokens, hidden, each * ranks, k, share) for share in hot]
+    given = {"params": params, "batches": batches, "k": k, "dtype": dtype, "repeats": 9}
+    results, world = start.run(mixture_of_experts.time_experts, ranks=ranks, **given)
+    size = {"tokens": tokens, "hidden": hidden, "ffn": ffn, "experts": each * ranks, "k": k}
+    told = {name: list(zip(*(r[name] for r in results))) for name in ("rows", "bytes")}
+    seconds = collectives.quickest([r["seconds"] for r in results]).tolist()
+    return world, {"ranks": ranks, **size, "dtype": dtype, "hot": hot, "seconds": seconds, **told}
+
+
 #: By the names that the chapters' cells give to `manyranks.results.recorded`.
 CHAPTERS: dict[str, Callable[[Start], Found]] = {
     "01_machine_rates": machine_rates,
@@ -142,6 +195,8 @@ CHAPTERS: dict[str, Callable[[Start], Found]] = {
     "05_pipeline_bubble": pipeline_bubble,
     "06_stages": stages,
     "08_overlap_trial": overlap_trial,
+    "beyond_1_attention": attention,
+    "beyond_2_experts": experts,
 }
 
 

@@ -38,6 +38,7 @@ names
   ddp fsdp              a step of DistributedDataParallel, of fully_shard
   pipeline              steps of torch.distributed.pipelining, GPipe and 1F1B
   01_machine_rates 02_all_reduce_sweep 03_weak_scaling 04_block_shards 05_pipeline_bubble 06_stages 08_overlap_trial
+  beyond_1_attention beyond_2_experts
                         the chapters' own programs; what is recorded appears in the chapter's cell
 
 FLOP/s of the steps count the model's matrix products only: 24 T h^2 + 4 T s h a block and forward pass, of T tokens,
