@@ -383,7 +383,7 @@ def _say(ranking: Ranking, top: int, explain: bool) -> str:
         f"{CONVENTIONS[job.convention].name}",
         str(cluster),
         f"{ranking.considered:,} plans, {ranking.fitting:,} fit in "
-        f"{ranking.winner.usable / 1e9:.1f} GB. Predicted, fastest first:",
+        f"{ranking.winner.usable / 1e9:.1f} GB. Predicted, fastest first (within half a percent the simplest):",
         "",
         table(ranking, top),
     ]
