@@ -16,6 +16,7 @@ __all__ = [
     "EXPERT_ARRAYS",
     "Exchange",
     "Routing",
+    "TINY",
     "Traffic",
     "capacity",
     "combine",
@@ -80,6 +81,9 @@ def top_k(scores: Array, k: int) -> Array:
     return xp.argsort(scores, axis=1, descending=True, stable=True)[:, :k]
 
 
+TINY = 1e-20  # added to sums of scores, which may all be 0 for a sigmoid
+
+
 class Routing(NamedTuple):
     """Where the tokens go, and how much each answer counts.
 
@@ -139,7 +143,7 @@ def route(
     chosen = top_k(ranking, k) if limit is None else node_limited_choice(ranking, k, groups, limit)
     weights = scores[_numbers(logits, len(logits))[:, None], chosen]
     if renormalise:
-        weights = weights / xp.sum(weights, axis=1, keepdims=True)
+        weights = weights / (xp.sum(weights, axis=1, keepdims=True) + TINY)
     return Routing(chosen, weights, scores, gate, renormalise)
 
 
@@ -158,7 +162,7 @@ def route_backward(routing: Routing, dweights: Array, dscores: Array | None = No
     )
     rows = _numbers(scores, len(scores))[:, None]
     if renormalise:
-        total = xp.sum(scores[rows, chosen], axis=1, keepdims=True)
+        total = xp.sum(scores[rows, chosen], axis=1, keepdims=True) + TINY
         dweights = (dweights - xp.sum(dweights * weights, axis=1, keepdims=True)) / total
     ds = scores * 0
     ds[rows, chosen] = dweights
@@ -440,7 +444,7 @@ def load_balancing_loss(
     tokens = len(scores) if tokens is None else tokens
     load = expert_load(chosen, experts) if load is None else load
     pull = xp.astype(load, scores.dtype) * (experts / max(tokens * chosen.shape[1], 1))
-    total = xp.sum(scores, axis=1, keepdims=True)
+    total = xp.sum(scores, axis=1, keepdims=True) + TINY
     p = scores / total  # a softmax's rows sum to 1 already, a sigmoid's don't
     dp = pull / max(tokens, 1) + p * 0
     loss = xp.sum(p * dp)

@@ -661,3 +661,12 @@ def test_launched_two_hops_and_balancing():
     for _, loss, bias in real:
         assert math.isclose(float(loss), load_balancing_loss(r.scores, r.chosen)[0])
         np.testing.assert_allclose(bias, update_bias(np.zeros(4), expert_load(r.chosen, 4), 0.1))
+
+
+@pytest.mark.parametrize("gate", ["softmax", "sigmoid"])
+def test_scores_that_are_all_zero_give_no_nan(gate):
+    routing = route(np.full((3, 4), -300.0, np.float32), 2, gate=gate)
+    assert np.isfinite(routing.weights).all()
+    assert np.isfinite(route_backward(routing, np.ones((3, 2), np.float32))).all()
+    loss, gradient = load_balancing_loss(routing.scores, routing.chosen)
+    assert np.isfinite(loss) and np.isfinite(gradient).all()

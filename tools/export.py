@@ -292,7 +292,10 @@ def main(argv: list[str] | None = None, root: Path = ROOT) -> int:
     table = [(notebook, module) for notebook, modules in chapters(root).items() for module in modules]
     if args.names:
         wanted = {Path(name).stem for name in args.names}
-        called = {(n, m): {n.stem, n.stem.split("_")[0], m.stem} for n, m in table}
+        words = {n: n.stem.split("_") for n, _ in table}  # a number is a name's beginning: 07, beyond_1
+        called = {
+            (n, m): {m.stem, *("_".join(words[n][:i]) for i in range(1, len(words[n]) + 1))} for n, m in table
+        }
         unknown = wanted - set().union(*called.values())
         table = [pair for pair, names in called.items() if names & wanted]
         if unknown:
