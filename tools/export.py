@@ -84,6 +84,11 @@ def chapters(root: Path = ROOT) -> dict[Path, tuple[Path, ...]]:
     return table
 
 
+def goes_by(notebook: Path, name: str) -> bool:
+    """Whether a command means this notebook by `name`: its own, or the beginning of it, such as 07 or beyond_1."""
+    return f"{notebook.stem}_".startswith(f"{name}_")
+
+
 def is_exported(tags: Iterable[str]) -> bool:
     """Whether a cell with these tags is part of a module."""
     return any(tag == "export" or tag.startswith("export-") for tag in tags)
@@ -292,12 +297,9 @@ def main(argv: list[str] | None = None, root: Path = ROOT) -> int:
     table = [(notebook, module) for notebook, modules in chapters(root).items() for module in modules]
     if args.names:
         wanted = {Path(name).stem for name in args.names}
-        words = {n: n.stem.split("_") for n, _ in table}  # a number is a name's beginning: 07, beyond_1
-        called = {
-            (n, m): {m.stem, *("_".join(words[n][:i]) for i in range(1, len(words[n]) + 1))} for n, m in table
-        }
-        unknown = wanted - set().union(*called.values())
-        table = [pair for pair, names in called.items() if names & wanted]
+        meant = {name: [(n, m) for n, m in table if name == m.stem or goes_by(n, name)] for name in wanted}
+        unknown = {name for name, pairs in meant.items() if not pairs}
+        table = [pair for pair in table if any(pair in pairs for pairs in meant.values())]
         if unknown:
             parser.error(f"no chapter or module named {', '.join(sorted(unknown))}")
 

@@ -33,6 +33,11 @@ from nbclient.exceptions import CellExecutionError, CellTimeoutError, DeadKernel
 from tqdm import tqdm
 
 ROOT = Path(__file__).resolve().parent.parent
+if __package__ in (None, ""):  # run as a script
+    sys.path.insert(0, str(ROOT))
+
+from tools.export import goes_by  # noqa: E402
+
 CELL_TIMEOUT = 120  # seconds; the same limit that `make test` gives nbval
 BUDGET = 60  # seconds for one chapter on two cores
 
@@ -169,7 +174,7 @@ def find(names: list[str], root: Path = ROOT) -> list[Path]:
     for name in names:
         if Path(name).suffix == ".ipynb" and Path(name).is_file():
             found.append(Path(name).resolve())
-        elif matches := [path for path in chapters if f"{path.stem}_".startswith(f"{name}_")]:
+        elif matches := [path for path in chapters if goes_by(path, name)]:
             found += matches
         else:
             raise RefreshError(f"no notebook named {name}")
