@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import http.server
+import re
 import subprocess
 import sys
 import threading
@@ -189,6 +190,9 @@ def visit(address, browser, servers, request):
         page.on("pageerror", failed)
         page.on("response", answered)
         page.goto(base + path, wait_until="load")
+        text = ((FIXTURE if site == "fixture" else BOOK) / path).read_text(encoding="utf-8")
+        if leads_on := re.search(r'<meta http-equiv="Refresh" content="0; url=([^"]+)"', text):
+            page.wait_for_url(base + leads_on[1], wait_until="load")
         if scripts:
             wait_for_widgets(page)
         yield opened

@@ -94,7 +94,7 @@ def _wait_for_theme(page, theme: str) -> None:
 def test_page(visit, address) -> None:
     with visit(1300, "light") as opened:
         page = opened.page
-        problems = _weight(page, *address)
+        problems = _weight(page, address[0])
         problems += [f"formula {p}" for p in page.evaluate(FORMULAS)]
         problems += [f"picture without words: {p}" for p in page.evaluate(WITHOUT_WORDS)]
         for theme in ("light", "dark"):
@@ -110,7 +110,7 @@ def test_page(visit, address) -> None:
     assert not problems, "\n".join(problems)
 
 
-def _weight(page, site: str, path: str) -> list[str]:
+def _weight(page, site: str) -> list[str]:
     """What the page made the browser fetch, compressed, is within the budget; and only what it uses."""
     root = BOOK if site == "book" else FIXTURE
     loaded: dict[str, int] = {}
